@@ -1,0 +1,16 @@
+//! The routing logic of Weighbridge, free of I/O.
+//!
+//! Everything here is a function of its arguments: time comes in as a number, randomness as an [`rng::Rng`] that the
+//! caller seeds, shared memory as a [`live::SharedValue`]. The same code therefore runs in the wasm module inside
+//! Envoy, in native tests and in the fleet simulator.
+//!
+//! Where to find what:
+//! - [`snapshot`]: what the prober tells the filter, and the types that cannot hold a wrong value.
+//! - [`weight`]: capacity as a number: measured throughput against the pool's median.
+//! - [`live`]: the shared table of in-flight requests, one row per VM, one compare-and-swap per change.
+//! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
+//! - [`request`], [`json`]: reading a request body as it arrives.
+//! - [`api_error`]: errors in the shape that OpenAI clients expect.
+
+pub mod snapshot;
+pub mod weight;
