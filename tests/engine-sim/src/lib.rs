@@ -1,1 +1,3 @@
-//! Placeholder while the workspace is laid out.
+//! An inference engine as seen from outside.
+pub mod model;
+pub mod sweep;

@@ -18,16 +18,10 @@ impl Curve {
         let mut last = 0;
         for &(concurrency, tps) in points {
             if concurrency <= last {
-                return Err(ProfileError::new(
-                    "curve",
-                    format!("concurrency {concurrency} must be above {last}"),
-                ));
+                return Err(ProfileError::new("curve", format!("concurrency {concurrency} must be above {last}")));
             }
             if tps.is_nan() || tps <= 0.0 {
-                return Err(ProfileError::new(
-                    "curve",
-                    format!("throughput {tps} at {concurrency} must be above 0"),
-                ));
+                return Err(ProfileError::new("curve", format!("throughput {tps} at {concurrency} must be above 0")));
             }
             last = concurrency;
         }
@@ -49,11 +43,7 @@ impl Curve {
             }
             below = (x, y);
         }
-        if self.points.is_empty() {
-            f64::INFINITY
-        } else {
-            below.1
-        }
+        if self.points.is_empty() { f64::INFINITY } else { below.1 }
     }
 }
 

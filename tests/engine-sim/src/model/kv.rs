@@ -28,13 +28,7 @@ struct Block {
 impl KvCache {
     /// An empty cache of so many blocks.
     pub fn new(capacity_blocks: usize) -> Self {
-        Self {
-            capacity: capacity_blocks,
-            blocks: HashMap::new(),
-            evictable: BTreeMap::new(),
-            private: 0,
-            tick: 0,
-        }
+        Self { capacity: capacity_blocks, blocks: HashMap::new(), evictable: BTreeMap::new(), private: 0, tick: 0 }
     }
 
     /// How many leading blocks of `hashes` are there.

@@ -16,10 +16,7 @@ pub struct ProfileError {
 
 impl ProfileError {
     pub(crate) fn new(field: &'static str, reason: impl Into<String>) -> Self {
-        Self {
-            field,
-            reason: reason.into(),
-        }
+        Self { field, reason: reason.into() }
     }
 }
 
@@ -37,10 +34,7 @@ impl Cold {
     /// No penalty.
     pub const NONE: Self = Self { tokens: 0, speed: 1.0 };
     /// The published case: the first burst of 16 x 128 tokens shows 275 tok/s instead of 980.
-    pub const PUBLISHED: Self = Self {
-        tokens: 16 * 128,
-        speed: 275.0 / 980.0,
-    };
+    pub const PUBLISHED: Self = Self { tokens: 16 * 128, speed: 275.0 / 980.0 };
 }
 
 /// A machine: its speed, its limits, its memory.
