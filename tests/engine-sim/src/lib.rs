@@ -1,3 +1,9 @@
-//! An inference engine as seen from outside.
+//! An inference engine as seen from outside: vLLM's HTTP surface over a model of time.
+//!
+//! - [`model`]: the pure state machine (batching, prefill, KV cache, cold start); time is an argument.
+//! - [`sweep`]: bursts on the pure model, without sockets.
+//! - [`server`]: the model behind HTTP, with faults on demand. Start one with [`server::EngineHandle::start`].
+
 pub mod model;
+pub mod server;
 pub mod sweep;

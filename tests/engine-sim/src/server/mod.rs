@@ -1,0 +1,31 @@
+//! The engine behind HTTP: what vLLM answers, at the model's pace.
+//!
+//! | path | what |
+//! |---|---|
+//! | `POST /v1/chat/completions`, `POST /v1/completions` | generation, JSON or SSE |
+//! | `GET /v1/models`, `/version`, `/health`, `/metrics` | as vLLM |
+//! | `POST /sim/fault` | a [`Fault`] as JSON; `{"kind":"none"}` ends it |
+//! | `POST /sim/restart` | `{"cold":true,"launch_args":"..."}`, both optional |
+//! | `GET /sim/state` | [`State`] and the last [`RequestRecord`]s |
+//! | `POST /sim/reset_max` | `running_max` and `in_flight_max` start again |
+//!
+//! Every response carries `x-engine-id`. One task per engine drives the model; a token costs no timer of its own, and
+//! tokens that are due together travel in one SSE event.
+
+mod api;
+mod body;
+mod config;
+mod core;
+mod fault;
+mod handle;
+mod metrics;
+mod net;
+mod prompt;
+mod routes;
+mod sse;
+mod state;
+
+pub use config::EngineConfig;
+pub use fault::{Fault, FaultKind};
+pub use handle::EngineHandle;
+pub use state::{Outcome, RequestRecord, State};
