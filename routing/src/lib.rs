@@ -1,6 +1,6 @@
 //! The routing logic of Weighbridge, free of I/O.
 //!
-//! Everything here is a function of its arguments: time comes in as a number, randomness as an [`rng::Rng`] that the
+//! Everything here is a function of its arguments: time comes in as a number, randomness as an [`rng::SplitMix64`] that the
 //! caller seeds, shared memory as a [`live::SharedValue`]. The same code therefore runs in the wasm module inside
 //! Envoy, in native tests and in the fleet simulator.
 //!
@@ -9,8 +9,18 @@
 //! - [`weight`]: capacity as a number: measured throughput against the pool's median.
 //! - [`live`]: the shared table of in-flight requests, one row per VM, one compare-and-swap per change.
 //! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
-//! - [`request`], [`json`]: reading a request body as it arrives.
+//! - [`decision`]: the record of it.
+//! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 
+pub mod api_error;
+pub mod decision;
+pub mod eligibility;
+pub mod json;
+pub mod live;
+pub mod policy;
+pub mod request;
+pub mod rng;
+pub mod route;
 pub mod snapshot;
 pub mod weight;

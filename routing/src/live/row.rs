@@ -1,0 +1,381 @@
+//! One VM's side of the live table of one pool: its true counts, and the three changes it makes.
+//!
+//! The counts here are the truth; the row in shared memory is a copy that is written whole at every change. A request
+//! is counted by [`Row::admit`], follows a retry by [`Row::shift`] and is given back by [`Row::release`], which also
+//! tells the table how it went. Counts floor at zero (case C9).
+
+use super::table::{Counts, Passive, Table};
+use super::{SharedValue, StoreError, Then, transact};
+use crate::eligibility::Load;
+use crate::policy::Draw;
+use crate::rng::SplitMix64;
+use crate::route::{Pick, Refusal, decide};
+use crate::snapshot::{EndpointKey, Pool};
+
+/// Failures in a row after which an endpoint is ejected.
+pub const EJECT_AFTER: u16 = 5;
+/// Length of the first ejection; each further one without a success between doubles it.
+pub const EJECT_BASE_MS: u64 = 5_000;
+/// The longest ejection.
+pub const EJECT_MAX_MS: u64 = 60_000;
+
+/// How a request ended, as far as the endpoint is to blame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The endpoint answered.
+    Success,
+    /// Connect failure, reset, timeout, 5xx.
+    Failure,
+    /// Says nothing about the endpoint: the client left, or the engine pushed back (429).
+    Neutral,
+}
+
+/// A request that was let in and counted.
+#[derive(Debug, Clone)]
+pub struct Admitted {
+    /// Where it goes.
+    pub pick: Pick,
+    /// What the pick looked at, in the pool's order, before this request was counted.
+    pub loads: Vec<Load>,
+    /// `false` when the shared value could not be written; the row heals at the next change.
+    pub shared: bool,
+}
+
+/// Whether a report ejected the endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ejected {
+    /// It did, just now.
+    Now,
+    /// It did not.
+    No,
+}
+
+/// The counts of one VM in one pool.
+#[derive(Debug, Clone)]
+pub struct Row {
+    id: u64,
+    counts: Vec<(EndpointKey, Counts)>,
+}
+
+impl Row {
+    /// The row of a VM; `id` must differ between VMs (64 random bits do).
+    #[must_use]
+    pub fn new(id: u64) -> Self {
+        Row { id, counts: Vec::new() }
+    }
+
+    /// Requests this VM has in flight at an endpoint.
+    #[must_use]
+    pub fn in_flight(&self, key: EndpointKey) -> u32 {
+        self.counts.iter().find(|(known, _)| *known == key).map_or(0, |(_, counts)| counts.in_flight)
+    }
+
+    /// Picks an endpoint and counts the request there, in one step for all VMs.
+    ///
+    /// # Errors
+    /// The [`Refusal`] when no endpoint may take the request; nothing is counted then.
+    pub fn admit(
+        &mut self,
+        value: &mut impl SharedValue,
+        pool: &Pool,
+        now_ms: u64,
+        rng: &mut SplitMix64,
+    ) -> Result<Admitted, Refusal> {
+        let (decided, stored) = transact(value, |table| {
+            let row = self.write(table, pool.endpoints.iter().map(|endpoint| endpoint.key));
+            let slots: Vec<Option<usize>> =
+                pool.endpoints.iter().enumerate().map(|(hint, endpoint)| table.find(endpoint.key, hint)).collect();
+            let loads: Vec<Load> = slots
+                .iter()
+                .map(|slot| {
+                    slot.map_or(Load::default(), |slot| Load {
+                        in_flight: table.total(slot).in_flight,
+                        passive: table.passive(slot),
+                    })
+                })
+                .collect();
+            match decide(pool, &loads, now_ms, Draw::ByWeight, rng) {
+                Ok(pick) => {
+                    if let (Some(row), Some(Some(slot))) = (row, slots.get(pick.chosen())) {
+                        let mut counts = table.cell(row, *slot);
+                        counts.in_flight = counts.in_flight.saturating_add(1);
+                        table.set_cell(row, *slot, counts);
+                    }
+                    (Ok((pick, loads)), Then::Store)
+                }
+                Err(refusal) => (Err(refusal), Then::Leave),
+            }
+        });
+        let (pick, loads) = decided?;
+        if let Some(endpoint) = pool.endpoints.get(pick.chosen()) {
+            self.change(endpoint.key, 1);
+        }
+        Ok(Admitted { pick, loads, shared: stored.is_ok() })
+    }
+
+    /// A retry took the request to another endpoint: the count follows, and the first endpoint has failed once.
+    pub fn shift(
+        &mut self,
+        value: &mut impl SharedValue,
+        from: EndpointKey,
+        to: EndpointKey,
+        now_ms: u64,
+    ) -> (Ejected, Result<(), StoreError>) {
+        self.change(from, -1);
+        self.change(to, 1);
+        self.publish(value, Some((from, Outcome::Failure)), now_ms)
+    }
+
+    /// Gives a request back and reports how it went.
+    pub fn release(
+        &mut self,
+        value: &mut impl SharedValue,
+        key: EndpointKey,
+        outcome: Outcome,
+        now_ms: u64,
+    ) -> (Ejected, Result<(), StoreError>) {
+        self.change(key, -1);
+        self.publish(value, Some((key, outcome)), now_ms)
+    }
+
+    /// Writes the row as it is: after it was taken for dead.
+    pub fn rewrite(&mut self, value: &mut impl SharedValue) -> Result<(), StoreError> {
+        self.publish(value, None, 0).1
+    }
+
+    /// Forgets endpoints at which nothing is in flight and that `keep` does not name.
+    pub fn forget_idle(&mut self, mut keep: impl FnMut(EndpointKey) -> bool) {
+        self.counts.retain(|(key, counts)| *counts != Counts::default() || keep(*key));
+    }
+
+    fn publish(
+        &mut self,
+        value: &mut impl SharedValue,
+        report: Option<(EndpointKey, Outcome)>,
+        now_ms: u64,
+    ) -> (Ejected, Result<(), StoreError>) {
+        transact(value, |table| {
+            self.write(table, std::iter::empty());
+            let ejected = match report {
+                Some((key, outcome)) => match table.find(key, self.hint(key)) {
+                    Some(slot) => {
+                        let (passive, ejected) = after(table.passive(slot), outcome, now_ms);
+                        table.set_passive(slot, passive);
+                        ejected
+                    }
+                    None => Ejected::No,
+                },
+                None => Ejected::No,
+            };
+            (ejected, Then::Store)
+        })
+    }
+
+    /// Writes every count of this VM into its row, after making sure that each endpoint of `first` has a slot, so that
+    /// slots stand in the order of the snapshot. Returns the row; `None` when the table has no room for one.
+    fn write(&self, table: &mut Table, first: impl Iterator<Item = EndpointKey>) -> Option<usize> {
+        for (hint, key) in first.enumerate() {
+            table.find_or_add(key, hint);
+        }
+        for (hint, (key, counts)) in self.counts.iter().enumerate() {
+            if *counts != Counts::default() {
+                table.find_or_add(*key, hint);
+            }
+        }
+        let row = table.row_or_add(self.id)?;
+        for (hint, (key, counts)) in self.counts.iter().enumerate() {
+            if let Some(slot) = table.find(*key, hint) {
+                table.set_cell(row, slot, *counts);
+            }
+        }
+        Some(row)
+    }
+
+    fn hint(&self, key: EndpointKey) -> usize {
+        self.counts.iter().position(|(known, _)| *known == key).unwrap_or_default()
+    }
+
+    fn change(&mut self, key: EndpointKey, by: i32) {
+        let place = match self.counts.iter().position(|(known, _)| *known == key) {
+            Some(place) => place,
+            None => {
+                self.counts.push((key, Counts::default()));
+                self.counts.len() - 1
+            }
+        };
+        if let Some((_, counts)) = self.counts.get_mut(place) {
+            counts.in_flight = counts.in_flight.saturating_add_signed(by);
+        }
+    }
+}
+
+/// Passive health after a request. Five failures in a row eject; when the ejection is over, one more failure ejects
+/// again for twice as long, and one success clears everything.
+fn after(mut passive: Passive, outcome: Outcome, now_ms: u64) -> (Passive, Ejected) {
+    match outcome {
+        Outcome::Neutral => (passive, Ejected::No),
+        // A success of a request that was already running when its endpoint was ejected is no reason to trust it.
+        Outcome::Success if now_ms < passive.ejected_until_ms => (passive, Ejected::No),
+        Outcome::Success => (Passive::default(), Ejected::No),
+        Outcome::Failure => {
+            passive.failures = passive.failures.saturating_add(1);
+            let on_trial = passive.ejections > 0;
+            if now_ms < passive.ejected_until_ms || (passive.failures < EJECT_AFTER && !on_trial) {
+                return (passive, Ejected::No);
+            }
+            let length = EJECT_BASE_MS.saturating_mul(1 << passive.ejections.min(16)).min(EJECT_MAX_MS);
+            passive.ejected_until_ms = now_ms.saturating_add(length);
+            passive.ejections = passive.ejections.saturating_add(1);
+            (passive, Ejected::Now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Memory;
+    use super::*;
+    use crate::snapshot::Snapshot;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    fn pool(weights: &[f64], cap: u32, choices: &str) -> Pool {
+        let endpoints: Vec<_> = weights
+            .iter()
+            .enumerate()
+            .map(|(nth, weight)| {
+                json!({"id": format!("e{nth}"), "address": format!("10.0.0.{nth}:80"), "weight": weight, "cap": cap})
+            })
+            .collect();
+        let policy = json!({"name": "p2c", "choices": choices.parse::<u32>().map_or(json!(choices), |n| json!(n))});
+        let pool = json!({"name": "p", "models": ["m"], "policy": policy, "endpoints": endpoints});
+        let snapshot = json!({"format": 1, "version": 1, "pools": [pool]}).to_string();
+        Snapshot::from_json(snapshot.as_bytes()).unwrap().pools.remove(0)
+    }
+
+    fn totals(memory: &Memory, pool: &Pool) -> Vec<u32> {
+        let bytes = memory.0.lock().unwrap().0.clone();
+        let table = bytes.and_then(Table::decode).unwrap_or_default();
+        let slot = |key| table.find(key, 0).map_or(0, |slot| table.total(slot).in_flight);
+        pool.endpoints.iter().map(|endpoint| slot(endpoint.key)).collect()
+    }
+
+    // Row 7 of the mission: four idle endpoints, four requests at once on four threads, one each, every time.
+    #[test]
+    fn simultaneous_requests_never_meet() {
+        for round in 0..200 {
+            let (memory, pool) = (Memory::default(), pool(&[1.0, 1.0, 1.0, 1.0], 8, "all"));
+            let barrier = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for id in 0..4 {
+                    let (mut memory, pool, barrier) = (memory.clone(), &pool, &barrier);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        Row::new(id).admit(&mut memory, pool, 0, &mut SplitMix64::seeded(id + round)).unwrap();
+                    });
+                }
+            });
+            assert_eq!(totals(&memory, &pool), [1, 1, 1, 1], "round {round}");
+        }
+    }
+
+    #[test]
+    fn threads_that_admit_and_release_end_at_zero_and_never_pass_a_cap() {
+        let (memory, pool) = (Memory::default(), pool(&[2.0, 1.0, 0.5], 3, "2"));
+        std::thread::scope(|scope| {
+            for id in 0..4 {
+                let (mut memory, pool) = (memory.clone(), &pool);
+                scope.spawn(move || {
+                    let (mut row, mut rng, mut held) = (Row::new(id), SplitMix64::seeded(id), Vec::new());
+                    for _ in 0..2_000 {
+                        if rng.below(2) == 0 || held.is_empty() {
+                            if let Ok(admitted) = row.admit(&mut memory, pool, 0, &mut rng) {
+                                assert!(admitted.shared);
+                                held.push(pool.endpoints[admitted.pick.chosen()].key);
+                            }
+                        } else {
+                            let key = held.swap_remove(rng.below(held.len() as u64) as usize);
+                            row.release(&mut memory, key, Outcome::Success, 0).1.unwrap();
+                        }
+                        assert!(totals(&memory, pool).iter().all(|total| *total <= 3));
+                    }
+                    for key in held {
+                        row.release(&mut memory, key, Outcome::Success, 0).1.unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(totals(&memory, &pool), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_row_taken_for_dead_heals() {
+        let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
+        let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
+        row.admit(&mut memory, &pool, 0, &mut rng).unwrap();
+        transact(&mut memory, |table| (table.drop_rows(|_| true), Then::Store)).1.unwrap();
+        assert_eq!(totals(&memory, &pool), [0]);
+        row.rewrite(&mut memory).unwrap();
+        assert_eq!(totals(&memory, &pool), [1]);
+        // A value of another format, or none at all, counts as empty and heals just so.
+        *memory.0.lock().unwrap() = (Some(b"something else".to_vec()), 9);
+        row.admit(&mut memory, &pool, 0, &mut rng).unwrap();
+        assert_eq!(totals(&memory, &pool), [2]);
+    }
+
+    #[test]
+    fn a_retry_takes_its_count_along() {
+        let (mut memory, pool) = (Memory::default(), pool(&[2.0, 1.0], 8, "2"));
+        let mut row = Row::new(1);
+        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
+        let (a, b) = (pool.endpoints[0].key, pool.endpoints[1].key);
+        row.shift(&mut memory, a, b, 0).1.unwrap();
+        assert_eq!(totals(&memory, &pool), [0, 1]);
+        row.release(&mut memory, b, Outcome::Success, 0).1.unwrap();
+        assert_eq!(totals(&memory, &pool), [0, 0]);
+    }
+
+    // Case C9: a release too many floors at zero.
+    #[test]
+    fn c9_a_release_too_many_floors_at_zero() {
+        let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
+        let mut row = Row::new(1);
+        for _ in 0..3 {
+            row.release(&mut memory, pool.endpoints[0].key, Outcome::Success, 0).1.unwrap();
+        }
+        assert_eq!(row.in_flight(pool.endpoints[0].key), 0);
+        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
+        assert_eq!(totals(&memory, &pool), [1]);
+    }
+
+    // Case C10: an endpoint that fails everything is out after five, for longer each time, and back after a success.
+    #[test]
+    fn c10_five_failures_eject_and_one_success_forgives() {
+        let mut passive = Passive::default();
+        for nth in 1..=EJECT_AFTER {
+            let (next, ejected) = after(passive, Outcome::Failure, 1_000);
+            assert_eq!(ejected == Ejected::Now, nth == EJECT_AFTER);
+            passive = next;
+        }
+        assert_eq!(passive.ejected_until_ms, 1_000 + EJECT_BASE_MS);
+        // Stragglers change nothing.
+        let (same, ejected) = after(passive, Outcome::Success, 2_000);
+        assert_eq!((same, ejected), (passive, Ejected::No));
+        let (again, ejected) = after(passive, Outcome::Failure, 7_000);
+        assert_eq!((again.ejected_until_ms, ejected), (7_000 + 2 * EJECT_BASE_MS, Ejected::Now));
+        assert_eq!(after(again, Outcome::Success, 17_000).0, Passive::default());
+        assert_eq!(after(again, Outcome::Neutral, 17_000).0, again);
+    }
+
+    proptest! {
+        #[test]
+        fn ejections_are_bounded(times in proptest::collection::vec(0u64..100_000, 1..100)) {
+            let (mut passive, mut now) = (Passive::default(), 0);
+            for step in times {
+                now += step;
+                passive = after(passive, Outcome::Failure, now).0;
+                prop_assert!(passive.ejected_until_ms <= now + EJECT_MAX_MS);
+            }
+        }
+    }
+}
