@@ -1,0 +1,202 @@
+//! A snapshot becomes the resources of the three types.
+//!
+//! Each type has its own version: the version of the snapshot in which its content last changed. A pin therefore moves
+//! ECDS and the weights in EDS, and leaves CDS alone: Envoy warms a cluster anew for every CDS change. Since every
+//! snapshot differs from the one before at least in its version, the version of ECDS is the snapshot's own.
+//!
+//! EDS lists every endpoint of a pool whatever its state: the filter decides who takes traffic, and a host that left
+//! EDS could not be named by an Envoy that still holds the older snapshot. Weight and health are for the fallback
+//! policy only.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::config::core::v3::HealthStatus;
+use envoy_types::pb::google::protobuf::Any;
+use weighbridge_routing::snapshot::wire;
+
+use crate::proto::{self, EndpointSource, Host};
+use crate::{EXTENSION_NAME, ResourceType};
+
+/// Where the filter's code is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilterSource {
+    /// Path of the wasm module as Envoy sees it.
+    pub wasm_path: String,
+}
+
+/// Why a snapshot cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ResourceError {
+    /// An address that is not `ip:port`.
+    #[error("address of endpoint {endpoint} in pool {pool} is {address:?}: expected ip:port")]
+    Address {
+        /// The pool's name.
+        pool: String,
+        /// The endpoint's id.
+        endpoint: String,
+        /// What stands there.
+        address: String,
+    },
+    /// Two pools that would share a cluster.
+    #[error("cluster {0:?} belongs to two pools")]
+    DuplicateCluster(String),
+    /// A cluster that would wait for endpoints for ever.
+    #[error("cluster {0:?} has no endpoint assignment")]
+    Inconsistent(String),
+    /// A version that does not move forward.
+    #[error("snapshot version {offered} is not above {current}, which is being served")]
+    NotNewer {
+        /// The version offered.
+        offered: u64,
+        /// The version being served.
+        current: u64,
+    },
+    /// The snapshot has no JSON form.
+    #[error("snapshot cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// The resources of one type.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resources {
+    /// Version of the snapshot in which the content last changed.
+    pub version: u64,
+    /// Name to resource.
+    pub items: BTreeMap<String, Arc<Any>>,
+}
+
+impl Resources {
+    /// Keeps the older version number, and the older allocations, where the content is the same.
+    fn next(version: u64, items: BTreeMap<String, Arc<Any>>, previous: Option<&Resources>) -> Self {
+        match previous {
+            Some(previous) if previous.items == items => previous.clone(),
+            _ => Resources { version, items },
+        }
+    }
+}
+
+/// Everything one snapshot turns into.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResourceSet {
+    /// The snapshot's version.
+    pub version: u64,
+    /// Clusters whose endpoints come over ADS.
+    clusters: Resources,
+    /// The same clusters with their endpoints on a stream of their own.
+    standalone_clusters: Resources,
+    endpoints: Resources,
+    extensions: Resources,
+}
+
+impl ResourceSet {
+    /// Builds the set of a snapshot; `previous` is the set it replaces.
+    ///
+    /// # Errors
+    /// When the snapshot is not newer, or a part of it cannot be served. The previous set stays valid then.
+    pub fn build(
+        snapshot: &wire::Snapshot,
+        source: &FilterSource,
+        previous: Option<&ResourceSet>,
+    ) -> Result<Self, ResourceError> {
+        let version = snapshot.version;
+        if let Some(previous) = previous
+            && version <= previous.version
+        {
+            return Err(ResourceError::NotNewer { offered: version, current: previous.version });
+        }
+        let mut clusters = BTreeMap::new();
+        let mut standalone = BTreeMap::new();
+        let mut endpoints = BTreeMap::new();
+        for pool in &snapshot.pools {
+            let name = pool.cluster.as_ref().unwrap_or(&pool.name);
+            let assignment = proto::load_assignment(name, &hosts(pool)?);
+            if endpoints.insert(name.clone(), Arc::new(assignment)).is_some() {
+                return Err(ResourceError::DuplicateCluster(name.clone()));
+            }
+            clusters.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::Ads)));
+            standalone.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::OwnStream)));
+        }
+        let filter = proto::filter(&source.wasm_path, serde_json::to_string(snapshot)?);
+        let extensions = BTreeMap::from([(EXTENSION_NAME.to_owned(), Arc::new(filter))]);
+        let set = ResourceSet {
+            version,
+            clusters: Resources::next(version, clusters, previous.map(|set| &set.clusters)),
+            standalone_clusters: Resources::next(version, standalone, previous.map(|set| &set.standalone_clusters)),
+            endpoints: Resources::next(version, endpoints, previous.map(|set| &set.endpoints)),
+            extensions: Resources { version, items: extensions },
+        };
+        set.consistent()?;
+        Ok(set)
+    }
+
+    /// Every cluster has its endpoint assignment.
+    fn consistent(&self) -> Result<(), ResourceError> {
+        match self.clusters.items.keys().find(|name| !self.endpoints.items.contains_key(*name)) {
+            Some(name) => Err(ResourceError::Inconsistent(name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// The resources of a type; `aggregated` says whether they travel over ADS.
+    #[must_use]
+    pub fn of(&self, kind: ResourceType, aggregated: bool) -> &Resources {
+        match kind {
+            ResourceType::Clusters if aggregated => &self.clusters,
+            ResourceType::Clusters => &self.standalone_clusters,
+            ResourceType::Endpoints => &self.endpoints,
+            ResourceType::Extensions => &self.extensions,
+        }
+    }
+}
+
+/// The distinct hosts of a pool, ordered by address so that the order of the snapshot is no change. Endpoints with the
+/// same address are one host to Envoy: it keeps the larger weight and the better health.
+fn hosts(pool: &wire::Pool) -> Result<Vec<Host>, ResourceError> {
+    let mut hosts: BTreeMap<SocketAddr, Host> = BTreeMap::new();
+    for endpoint in &pool.endpoints {
+        let address = endpoint.address.parse::<SocketAddr>().map_err(|_| ResourceError::Address {
+            pool: pool.name.clone(),
+            endpoint: endpoint.id.clone(),
+            address: endpoint.address.clone(),
+        })?;
+        let host = Host { address, weight: fallback_weight(&endpoint.weight), health: fallback_health(endpoint.state) };
+        match hosts.entry(address) {
+            Entry::Vacant(free) => {
+                free.insert(host);
+            }
+            Entry::Occupied(mut taken) => {
+                let merged = taken.get_mut();
+                merged.weight = merged.weight.max(host.weight);
+                if host.health == HealthStatus::Healthy {
+                    merged.health = host.health;
+                }
+            }
+        }
+    }
+    Ok(hosts.into_values().collect())
+}
+
+/// Weight x 100, within what Envoy accepts (1 and up; the sum over a pool must fit 32 bits). What is not a positive
+/// number counts as 1.0, as it does in the filter.
+fn fallback_weight(weight: &serde_json::Value) -> u32 {
+    const MAX: f64 = 1_000_000.0;
+    match weight.as_f64() {
+        // The clamp keeps the conversion exact.
+        Some(weight) if weight > 0.0 => (weight * 100.0).round().clamp(1.0, MAX) as u32,
+        _ => 100,
+    }
+}
+
+fn fallback_health(state: wire::State) -> HealthStatus {
+    match state {
+        wire::State::Ready => HealthStatus::Healthy,
+        wire::State::New | wire::State::Probing | wire::State::Draining => HealthStatus::Draining,
+        wire::State::Unhealthy => HealthStatus::Unhealthy,
+    }
+}
+
+#[cfg(test)]
+mod tests;
