@@ -1,1 +1,32 @@
-//! Placeholder while the workspace is laid out.
+//! The Weighbridge filter for Envoy: proxy-wasm callbacks on one side, [`weighbridge_routing`] on the other.
+//!
+//! - [`root`]: configuration, ticks, contexts.
+//! - [`stream`]: one HTTP request, from its headers to its log entry.
+//! - [`vm`]: what one VM (one worker thread) keeps between requests.
+//! - [`stats`]: counters kept in the VM and flushed on a tick.
+//! - [`host`]: every call into Envoy, each status an error or an absence.
+//!
+//! Nothing here panics: a panic takes the VM down with every request it holds. What fails is either fail-closed (a
+//! request that cannot be read or placed gets an error answer) or fail-open (a count that cannot be written heals at
+//! the next change; a statistic that cannot be recorded is lost).
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
+)]
+
+mod host;
+mod root;
+mod stats;
+mod stream;
+mod vm;
+
+use proxy_wasm::traits::RootContext;
+use proxy_wasm::types::LogLevel;
+
+mod entry {
+    use super::*;
+    proxy_wasm::main! {{
+        proxy_wasm::set_log_level(LogLevel::Info);
+        proxy_wasm::set_root_context(|_| -> Box<dyn RootContext> { Box::new(root::Root) });
+    }}
+}

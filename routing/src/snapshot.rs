@@ -322,6 +322,25 @@ impl Snapshot {
         let index = *self.by_model.get(model)?;
         Some((index, self.pools.get(index)?))
     }
+
+    /// The answer to `GET /v1/models`: every name that clients may ask for, in the OpenAI shape. `max_model_len` is
+    /// the largest context window that an endpoint of the pool is known to have.
+    #[must_use]
+    pub fn models_json(&self) -> Vec<u8> {
+        let data: Vec<serde_json::Value> = self
+            .pools
+            .iter()
+            .flat_map(|pool| {
+                let window = pool.endpoints.iter().filter_map(|endpoint| endpoint.context_window).max();
+                pool.models.iter().map(move |model| {
+                    serde_json::json!({
+                        "id": model, "object": "model", "created": 0, "owned_by": "weighbridge", "max_model_len": window
+                    })
+                })
+            })
+            .collect();
+        serde_json::json!({"object": "list", "data": data}).to_string().into_bytes()
+    }
 }
 
 impl TryFrom<wire::Snapshot> for Snapshot {

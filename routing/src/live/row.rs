@@ -41,6 +41,15 @@ pub struct Admitted {
     pub shared: bool,
 }
 
+/// A request that was not let in.
+#[derive(Debug, Clone)]
+pub struct Refused {
+    /// Why.
+    pub refusal: Refusal,
+    /// What the decision looked at, in the pool's order.
+    pub loads: Vec<Load>,
+}
+
 /// Whether a report ejected the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ejected {
@@ -73,14 +82,14 @@ impl Row {
     /// Picks an endpoint and counts the request there, in one step for all VMs.
     ///
     /// # Errors
-    /// The [`Refusal`] when no endpoint may take the request; nothing is counted then.
+    /// [`Refused`] when no endpoint may take the request; nothing is counted then.
     pub fn admit(
         &mut self,
         value: &mut impl SharedValue,
         pool: &Pool,
         now_ms: u64,
         rng: &mut SplitMix64,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admitted, Refused> {
         let (decided, stored) = transact(value, |table| {
             let row = self.write(table, pool.endpoints.iter().map(|endpoint| endpoint.key));
             let slots: Vec<Option<usize>> =
@@ -103,7 +112,7 @@ impl Row {
                     }
                     (Ok((pick, loads)), Then::Store)
                 }
-                Err(refusal) => (Err(refusal), Then::Leave),
+                Err(refusal) => (Err(Refused { refusal, loads }), Then::Leave),
             }
         });
         let (pick, loads) = decided?;
