@@ -156,7 +156,8 @@ impl Profile {
         let mut profile = Self::new("instant", &[]);
         profile.prefill_tps = 0.0;
         profile.batch_limit = 1024;
-        profile.kv_capacity_tokens = 1 << 20;
+        profile.max_model_len = 1 << 20;
+        profile.kv_capacity_tokens = 1 << 21;
         profile.cold = Cold::NONE;
         profile
     }

@@ -1,0 +1,466 @@
+//! The model behind a lock, on the wall clock, with those who wait for its events.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::{Duration, Instant};
+
+use super::api::Generation;
+use super::config::EngineConfig;
+use super::fault::{Fault, Faults};
+use super::state::{Outcome, RequestRecord, State};
+use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, Stats, SubmitError};
+
+/// Records kept.
+const RECORDS: usize = 1_000;
+
+/// One engine, shared by its connections and its [`drive`] task.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) config: EngineConfig,
+    pub(crate) profile: Profile,
+    origin: Instant,
+    inner: Mutex<Inner>,
+    wake: Notify,
+    lives: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    model: Model,
+    subscribers: HashMap<u64, Subscriber>,
+    next_id: u64,
+    /// When [`drive`] wakes up by itself.
+    armed: Option<Nanos>,
+    finished: Finished,
+    records: VecDeque<RequestRecord>,
+    faults: Faults,
+    http: Http,
+    process: Process,
+}
+
+#[derive(Debug, Default)]
+struct Http {
+    in_flight: usize,
+    in_flight_max: usize,
+    requests: u64,
+    faults: u64,
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Process {
+    launch_args: String,
+    started_s: f64,
+    restarts: u64,
+    alive: bool,
+}
+
+/// Requests by how they finished, since the (re)start.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Finished {
+    pub(crate) stop: u64,
+    pub(crate) length: u64,
+    pub(crate) abort: u64,
+}
+
+/// What [`super::metrics`] shows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading {
+    pub(crate) stats: Stats,
+    pub(crate) finished: Finished,
+    pub(crate) started_s: f64,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    sink: Sink,
+    finish_reason: &'static str,
+    submitted: Nanos,
+    first_token: Option<Nanos>,
+    record: RequestRecord,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Whole(oneshot::Sender<u64>),
+    Stream(mpsc::UnboundedSender<Progress>),
+}
+
+/// News of a streaming request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Progress {
+    /// So many more tokens.
+    Tokens(u64),
+    /// That was the last one; so many prompt tokens had been in the cache.
+    Done { cached_tokens: u64 },
+}
+
+/// Waits for a request. The sender is dropped when the engine restarts.
+#[derive(Debug)]
+pub(crate) enum Waiter {
+    /// All at once; the value is the number of cached prompt tokens.
+    Whole(oneshot::Receiver<u64>),
+    Stream(mpsc::UnboundedReceiver<Progress>),
+}
+
+/// A request in the model. Dropped before [`Self::done`], it is cancelled.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    core: Arc<Core>,
+    pub(crate) id: u64,
+    done: bool,
+}
+
+impl Ticket {
+    /// Nothing is left to cancel.
+    pub(crate) fn done(&mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.done {
+            self.core.cancel(self.id);
+        }
+    }
+}
+
+/// A generation request at the HTTP level, counted until dropped.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    core: Arc<Core>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.core.lock().http.in_flight -= 1;
+    }
+}
+
+impl Core {
+    pub(crate) fn new(config: EngineConfig) -> Result<Self, ProfileError> {
+        let profile = config.effective_profile()?;
+        let mut model = Model::new(profile.clone())?;
+        if !config.cold {
+            model.restart(0, profile.clone(), false)?;
+        }
+        let inner = Inner {
+            model,
+            subscribers: HashMap::new(),
+            next_id: 0,
+            armed: None,
+            finished: Finished::default(),
+            records: VecDeque::new(),
+            faults: Faults::new(config.seed),
+            http: Http::default(),
+            process: Process {
+                launch_args: config.launch_args.clone(),
+                started_s: unix_seconds(),
+                restarts: 0,
+                alive: true,
+            },
+        };
+        let (lives, _) = watch::channel(0);
+        Ok(Self { config, profile, origin: Instant::now(), inner: Mutex::new(inner), wake: Notify::new(), lives })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Model time now.
+    fn now(&self) -> Nanos {
+        (self.origin.elapsed().as_nanos() as f64 * self.config.time_scale) as Nanos
+    }
+
+    /// A generation request has come in: it is counted, and the dice decide its fate.
+    pub(crate) fn enter(self: &Arc<Self>) -> (Flight, Option<Fault>) {
+        let mut inner = self.lock();
+        let http = &mut inner.http;
+        http.requests += 1;
+        http.in_flight += 1;
+        http.in_flight_max = http.in_flight_max.max(http.in_flight);
+        let fault = inner.faults.draw();
+        inner.http.faults += u64::from(fault.is_some());
+        (Flight { core: self.clone() }, fault)
+    }
+
+    /// A generation request was invalid.
+    pub(crate) fn count_refusal(&self) {
+        self.lock().http.refused += 1;
+    }
+
+    /// Hands a request to the model; `slow` is its slowdown factor.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        generation: &Generation,
+        slow: f64,
+        request_id: Option<String>,
+    ) -> Result<(Ticket, Waiter), SubmitError> {
+        let blocks = generation.prompt.blocks(&generation.reply, self.profile.block_size_tokens);
+        let (prompt_tokens, output_tokens) = (generation.prompt.tokens(), generation.reply.tokens);
+        let (sink, waiter) = if generation.stream {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            (Sink::Stream(sender), Waiter::Stream(receiver))
+        } else {
+            let (sender, receiver) = oneshot::channel();
+            (Sink::Whole(sender), Waiter::Whole(receiver))
+        };
+        let mut inner = self.lock();
+        let now = self.now();
+        let id = inner.next_id;
+        inner.next_id += 1;
+        let mut request = Request::new(id, prompt_tokens, output_tokens).with_blocks(blocks.prompt, blocks.output);
+        request.stream = generation.stream;
+        request.slow = slow;
+        inner.model.submit(now, request)?;
+        let record = RequestRecord {
+            id,
+            request_id,
+            start_s: unix_seconds(),
+            stream: generation.stream,
+            prompt_tokens,
+            cached_tokens: 0,
+            output_tokens,
+            ttft_ms: None,
+            e2e_ms: 0.0,
+            outcome: Outcome::Finished,
+        };
+        let finish_reason = generation.finish_reason;
+        let subscriber = Subscriber { sink, finish_reason, submitted: now, first_token: None, record };
+        inner.subscribers.insert(id, subscriber);
+        // What takes no time is done here and now, without a detour over the timer.
+        inner.model.advance(now);
+        inner.dispatch();
+        self.rearm(&mut inner);
+        Ok((Ticket { core: self.clone(), id, done: false }, waiter))
+    }
+
+    fn cancel(&self, id: u64) {
+        let mut inner = self.lock();
+        let now = self.now();
+        let gone = inner.model.cancel(now, id);
+        inner.dispatch();
+        if gone {
+            inner.finished.abort += 1;
+            if let Some(subscriber) = inner.subscribers.remove(&id) {
+                inner.keep(subscriber, now, Outcome::Cancelled);
+            }
+        }
+        self.rearm(&mut inner);
+    }
+
+    /// Wakes [`drive`] when it would come too late.
+    fn rearm(&self, inner: &mut Inner) {
+        if let Some(next) = inner.model.next_event()
+            && inner.armed.is_none_or(|armed| next < armed)
+        {
+            inner.armed = Some(next);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Brings the model up to now; when to do so again.
+    fn tick(&self) -> Option<Instant> {
+        let mut inner = self.lock();
+        let now = self.now();
+        inner.model.advance(now);
+        inner.dispatch();
+        inner.armed = inner.model.next_event();
+        let wall_nanos = inner.armed? as f64 / self.config.time_scale;
+        // Rounded up, or the timer might fire just before the event.
+        Some(self.origin + Duration::from_nanos(wall_nanos.ceil() as u64 + 1))
+    }
+
+    /// The process starts anew: running requests are lost, the cache and the counters are gone.
+    pub(crate) fn restart(&self, cold: bool, launch_args: Option<String>) {
+        let mut inner = self.lock();
+        inner.lose_all(self.now());
+        // The profile was valid when the engine was made.
+        if inner.model.restart(self.now(), self.profile.clone(), cold).is_ok() {
+            inner.finished = Finished::default();
+        }
+        if let Some(launch_args) = launch_args {
+            inner.process.launch_args = launch_args;
+        }
+        inner.process.started_s = unix_seconds();
+        inner.process.restarts += 1;
+        inner.process.alive = true;
+        drop(inner);
+        self.lives.send_modify(|lives| *lives += 1);
+    }
+
+    /// The process dies: running requests are lost.
+    pub(crate) fn kill(&self) {
+        let mut inner = self.lock();
+        inner.process.alive = false;
+        inner.lose_all(self.now());
+        drop(inner);
+        self.lives.send_modify(|lives| *lives += 1);
+    }
+
+    /// Resolves when the process that runs now is gone.
+    pub(crate) fn end_of_life(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut lives = self.lives.subscribe();
+        async move {
+            // An error means that the engine itself is gone.
+            let _ = lives.changed().await;
+        }
+    }
+
+    pub(crate) fn set_fault(&self, fault: Fault) {
+        self.lock().faults.set(fault);
+    }
+
+    pub(crate) fn fault(&self) -> Fault {
+        self.lock().faults.current().clone()
+    }
+
+    pub(crate) fn reset_max(&self) {
+        let mut inner = self.lock();
+        inner.model.reset_max();
+        inner.http.in_flight_max = inner.http.in_flight;
+    }
+
+    pub(crate) fn records(&self) -> Vec<RequestRecord> {
+        self.lock().records.iter().cloned().collect()
+    }
+
+    pub(crate) fn reading(&self) -> Reading {
+        let mut inner = self.lock();
+        self.catch_up(&mut inner);
+        Reading { stats: inner.model.stats(), finished: inner.finished, started_s: inner.process.started_s }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        let mut inner = self.lock();
+        self.catch_up(&mut inner);
+        let stats = inner.model.stats();
+        let (http, process) = (&inner.http, &inner.process);
+        State {
+            name: self.config.name.clone(),
+            model: self.config.model.clone(),
+            profile: self.profile.name.clone(),
+            launch_args: process.launch_args.clone(),
+            alive: process.alive,
+            process_start_time_seconds: process.started_s,
+            restarts: process.restarts,
+            running: stats.running,
+            waiting: stats.waiting,
+            running_max: stats.running_max,
+            in_flight: http.in_flight,
+            in_flight_max: http.in_flight_max,
+            requests_total: http.requests,
+            faults_total: http.faults,
+            refused_total: http.refused,
+            finished_total: stats.finished,
+            cancelled_total: stats.cancelled,
+            prompt_tokens_total: stats.prompt_tokens,
+            generation_tokens_total: stats.generated_tokens,
+            prefix_cache_queries_total: stats.cache_query_tokens,
+            prefix_cache_hits_total: stats.cache_hit_tokens,
+            kv_cache_usage: stats.kv_usage,
+            cold_tokens_left: stats.cold_tokens_left,
+            fault: inner.faults.current().clone(),
+        }
+    }
+
+    fn catch_up(&self, inner: &mut Inner) {
+        inner.model.advance(self.now());
+        inner.dispatch();
+        self.rearm(inner);
+    }
+}
+
+impl Inner {
+    /// Hands the model's events to those who wait for them.
+    fn dispatch(&mut self) {
+        for event in self.model.take_events() {
+            match event.kind {
+                EventKind::Finished { .. } => {
+                    if let Some(subscriber) = self.subscribers.remove(&event.id) {
+                        match subscriber.finish_reason {
+                            "stop" => self.finished.stop += 1,
+                            _ => self.finished.length += 1,
+                        }
+                        self.keep(subscriber, event.at, Outcome::Finished);
+                    }
+                }
+                kind => {
+                    if let Some(subscriber) = self.subscribers.get_mut(&event.id) {
+                        subscriber.note(event.at, kind);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lose_all(&mut self, now: Nanos) {
+        let lost = std::mem::take(&mut self.subscribers);
+        for (id, subscriber) in lost {
+            self.model.cancel(now, id);
+            self.keep(subscriber, now, Outcome::Lost);
+        }
+        self.model.take_events();
+    }
+
+    /// The end of a request: it is recorded and, if it finished, whoever waits is told.
+    fn keep(&mut self, subscriber: Subscriber, at: Nanos, outcome: Outcome) {
+        let Subscriber { sink, submitted, first_token, mut record, .. } = subscriber;
+        record.e2e_ms = milliseconds(submitted, at);
+        record.ttft_ms = first_token.map(|first| milliseconds(submitted, first));
+        record.outcome = outcome;
+        if outcome == Outcome::Finished {
+            let cached_tokens = record.cached_tokens;
+            // An error means that the client has just left, which is its business.
+            match sink {
+                Sink::Whole(sender) => drop(sender.send(cached_tokens)),
+                Sink::Stream(sender) => drop(sender.send(Progress::Done { cached_tokens })),
+            }
+        }
+        if self.records.len() == RECORDS {
+            self.records.pop_front();
+        }
+        self.records.push_back(record);
+    }
+}
+
+impl Subscriber {
+    fn note(&mut self, at: Nanos, kind: EventKind) {
+        match (kind, &self.sink) {
+            (EventKind::Admitted { cached_tokens }, _) => self.record.cached_tokens = cached_tokens,
+            (EventKind::FirstToken, _) => self.first_token = Some(at),
+            // An error means that the client has just left; its ticket cancels the request.
+            (EventKind::Tokens { count }, Sink::Stream(sender)) => drop(sender.send(Progress::Tokens(count))),
+            (EventKind::Tokens { .. } | EventKind::Finished { .. }, _) => {}
+        }
+    }
+}
+
+/// Keeps the model going: sleeps until its next event, or until a submission brings an earlier one.
+pub(crate) async fn drive(core: Arc<Core>) {
+    loop {
+        match core.tick() {
+            Some(at) => {
+                tokio::select! {
+                    () = tokio::time::sleep_until(at) => {}
+                    () = core.wake.notified() => {}
+                }
+            }
+            None => core.wake.notified().await,
+        }
+    }
+}
+
+fn milliseconds(from: Nanos, to: Nanos) -> f64 {
+    to.saturating_sub(from) as f64 / 1e6
+}
+
+/// Wall-clock time in seconds since the epoch.
+pub(crate) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
