@@ -1,0 +1,174 @@
+//! Faults on demand, restarts, death and revival.
+
+mod common;
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use common::*;
+use engine_sim::model::Profile;
+use engine_sim::server::{EngineConfig, EngineHandle, Fault, Outcome};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+#[tokio::test]
+async fn errors_come_with_status_and_count() {
+    let engine = start(Profile::instant()).await;
+    let fault = json!({"kind": "status", "status": 429, "retry_after": 2, "count": 2});
+    assert_eq!(post(&engine, "/sim/fault", &fault).await.unwrap().status(), 200);
+    for wanted in [429, 429, 200] {
+        let response = post_chat(&engine, &chat("x", 3, false)).await.unwrap();
+        assert_eq!(response.status(), wanted);
+        assert_eq!(response.headers()["x-engine-id"], "e1");
+        if wanted == 429 {
+            assert_eq!(response.headers()["retry-after"], "2");
+            assert_eq!(response.json::<Value>().await.unwrap()["error"]["code"], 429);
+        }
+    }
+    assert_eq!((engine.state().requests_total, engine.state().faults_total), (3, 2));
+    let wrong = post(&engine, "/sim/fault", &json!({"kind": "status", "status": 200})).await.unwrap();
+    assert_eq!(wrong.status(), 400);
+}
+
+#[tokio::test]
+async fn a_stream_is_reset_after_its_tokens() {
+    for profile in [Profile::instant(), brisk()] {
+        let engine = start(profile).await;
+        engine.set_fault(Fault::reset_mid_stream(3));
+        let mut connection = raw_chat(&engine, &chat("x", 50, true)).await;
+        let (text, end) = read_to_end(&mut connection).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let content: usize = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "))
+            .map(|event| serde_json::from_str::<Value>(event).unwrap())
+            .map(|event| event["choices"][0]["delta"]["content"].as_str().unwrap().len())
+            .sum();
+        assert_eq!(content, 3 * 4, "{text}");
+        until("nothing is left", || engine.state().in_flight == 0 && engine.state().running == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_json_body_is_reset_in_the_middle() {
+    let engine = start(Profile::instant()).await;
+    engine.set_fault(Fault::reset_mid_stream(3));
+    let mut connection = raw_chat(&engine, &chat("x", 50, false)).await;
+    let (text, end) = read_to_end(&mut connection).await;
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert!(text.starts_with("HTTP/1.1 200") && text.contains("\"content\""), "{text}");
+}
+
+#[tokio::test]
+async fn a_reset_comes_before_any_byte() {
+    let engine = start(Profile::instant()).await;
+    engine.set_fault(Fault::reset_before_headers());
+    let mut connection = raw_chat(&engine, &chat("x", 5, true)).await;
+    let (text, end) = read_to_end(&mut connection).await;
+    assert_eq!((text.as_str(), end.unwrap_err().kind()), ("", ErrorKind::ConnectionReset));
+}
+
+#[tokio::test]
+async fn a_hang_lasts_until_the_client_leaves_or_the_engine_restarts() {
+    let engine = start(Profile::instant()).await;
+    for fault in [Fault::hang(), Fault { after_tokens: Some(2), ..Fault::hang() }] {
+        engine.set_fault(fault);
+        let leaving = raw_chat(&engine, &chat("x", 5, true)).await;
+        let mut staying = raw_chat(&engine, &chat("x", 5, true)).await;
+        until("both hang", || engine.state().in_flight == 2).await;
+        drop(leaving);
+        until("one has left", || engine.state().in_flight == 1).await;
+        engine.restart(true, None);
+        let (_, end) = read_to_end(&mut staying).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+#[tokio::test]
+async fn health_and_metrics_fail_only_when_told_to() {
+    let engine = start(Profile::instant()).await;
+    engine.set_fault(Fault::status(503));
+    assert_eq!(get(&engine, "/health").await.unwrap().status(), 200);
+    engine.set_fault(Fault { health: true, requests: false, ..Fault::status(503) });
+    assert_eq!(get(&engine, "/health").await.unwrap().status(), 503);
+    assert_eq!(get(&engine, "/metrics").await.unwrap().status(), 200);
+    assert_eq!(post_chat(&engine, &chat("x", 3, false)).await.unwrap().status(), 200);
+    engine.set_fault(Fault { metrics: true, ..Fault::status(404) });
+    assert_eq!(get(&engine, "/metrics").await.unwrap().status(), 404);
+    engine.set_fault(Fault { health: true, ..Fault::reset_mid_stream(1) });
+    assert!(get(&engine, "/health").await.is_err());
+    engine.set_fault(Fault { health: true, ..Fault::hang() });
+    let hanging = tokio::time::timeout(Duration::from_millis(100), get(&engine, "/health")).await;
+    assert!(hanging.is_err(), "no answer");
+    engine.set_fault(Fault::none());
+    assert_eq!(get(&engine, "/health").await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn slow_is_slower() {
+    let engine = start(brisk()).await;
+    engine.set_fault(Fault { delay_ms: 50, ..Fault::slow(4.0) });
+    let start = Instant::now();
+    post_chat(&engine, &chat("x", 50, false)).await.unwrap().bytes().await.unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(250), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_restart_loses_requests_cache_and_counters() {
+    let config =
+        EngineConfig { profile: Profile::fast(), launch_args: "--a".into(), cold: false, ..Default::default() };
+    let engine = EngineHandle::start(EngineConfig { model: "m".into(), ..config }).await.unwrap();
+    let before = engine.state();
+    assert_eq!(before.cold_tokens_left, 0);
+    let mut running =
+        [raw_chat(&engine, &chat("x", 9_000, true)).await, raw_chat(&engine, &chat("y", 9_000, false)).await];
+    until("they run", || engine.state().running == 2).await;
+    let restarted = post(&engine, "/sim/restart", &json!({"cold": true, "launch_args": "--b"})).await.unwrap();
+    assert_eq!(restarted.status(), 200);
+    for connection in &mut running {
+        let (_, end) = read_to_end(connection).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+    let after = engine.state();
+    assert_eq!((after.running, after.finished_total, after.restarts), (0, 0, 1));
+    assert_eq!((after.launch_args.as_str(), after.cold_tokens_left), ("--b", 16 * 128));
+    assert!(after.process_start_time_seconds > before.process_start_time_seconds);
+    assert!(engine.records().iter().all(|record| record.outcome == Outcome::Lost));
+    until("nothing is left", || engine.state().in_flight == 0).await;
+    assert_eq!(engine.state().cancelled_total, 0, "the new process knows nothing of the old one's requests");
+}
+
+#[tokio::test]
+async fn killed_and_revived_on_the_same_port() {
+    let engine = start(brisk()).await;
+    let addr = engine.addr();
+    for round in 1..=3 {
+        let mut running = raw_chat(&engine, &chat("x", 9_000, true)).await;
+        until("it runs", || engine.state().running == 1).await;
+        engine.kill().await;
+        let (text, _) = read_to_end(&mut running).await;
+        assert!(!text.ends_with("0\r\n\r\n"), "the stream has no proper end");
+        assert!(!engine.state().alive);
+        assert_eq!(TcpStream::connect(addr).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        engine.kill().await;
+        engine.revive().await.unwrap();
+        engine.revive().await.unwrap();
+        assert_eq!(engine.addr(), addr);
+        assert_eq!(post_chat(&engine, &chat("x", 3, false)).await.unwrap().status(), 200);
+        assert_eq!((engine.state().restarts, engine.state().alive), (round, true));
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_handle_stops_it() {
+    let engine = start(Profile::fast()).await;
+    let addr = engine.addr();
+    let mut running = raw_chat(&engine, &chat("x", 9_000, true)).await;
+    until("it runs", || engine.state().running == 1).await;
+    drop(engine);
+    let _ = read_to_end(&mut running).await;
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect(addr).await.is_ok() {
+        assert!(Instant::now() < deadline, "still listening");
+    }
+}
