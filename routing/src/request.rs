@@ -158,6 +158,10 @@ impl Sink for Fields {
         self.key.clear();
     }
 
+    fn wants_text(&self) -> bool {
+        self.within != Within::Other
+    }
+
     fn text(&mut self, piece: &str) {
         match (self.within, &mut self.model) {
             (Within::Key, _) if self.key.len() <= MAX_KEY_BYTES => {
