@@ -59,6 +59,14 @@ enum Version {
     Keeping(u64),
 }
 
+impl Version {
+    fn number(self) -> u64 {
+        match self {
+            Version::Complete(number) | Version::Keeping(number) => number,
+        }
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -319,10 +327,17 @@ impl Stream {
             // An empty answer would say nothing: the absence of endpoints or of a filter removes neither.
             return None;
         }
-        let sent = state.sent.as_ref();
-        let repeats = sent.is_some_and(|sent| sent.version == target.version && sent.same_names(&target));
-        if repeats && (state.rejected || !state.resend) {
-            return None;
+        if let Some(sent) = &state.sent {
+            let same_names = sent.same_names(&target);
+            if state.rejected {
+                // With or without the clusters kept, the refused content is the same.
+                let same_content = sent.version.number() == target.version.number();
+                if same_content && (same_names || kind == ResourceType::Clusters) {
+                    return None;
+                }
+            } else if sent.version == target.version && same_names && !state.resend {
+                return None;
+            }
         }
         if matches!(target.version, Version::Keeping(_)) && target.items == state.held {
             // Only removals are left to do; they wait for the filter.
