@@ -12,6 +12,10 @@
 //! - [`decision`]: the record of it.
 //! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
+#![cfg_attr(
+    not(test),
+    warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
+)]
 
 pub mod api_error;
 pub mod decision;
