@@ -89,12 +89,12 @@ impl Placed {
     }
 
     /// Gives the slot back, once.
-    fn release(&mut self, outcome: Outcome) {
+    fn release(&mut self, outcome: Outcome, now_ms: u64) {
         if !std::mem::take(&mut self.held) {
             return;
         }
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
-            vm::with(|vm| vm.release(pool, endpoint.key, outcome, host::now_ms()));
+            vm::with(|vm| vm.release(pool, endpoint.key, outcome, now_ms));
         }
     }
 
@@ -203,7 +203,7 @@ impl Stream {
             ttft_ms: None,
         };
         if let Err(error) = steer(pool, &placed.admitted, &request, body_size) {
-            placed.release(Outcome::Neutral);
+            placed.release(Outcome::Neutral, now_ms);
             host::log(host::Level::Error, &format!("weighbridge: Envoy refused to be steered: status {}", error.0));
             return self.answer(&ApiError::not_configured(), "weighbridge_not_steered");
         }
@@ -324,29 +324,35 @@ impl HttpContext for Stream {
             let _ = host::set_header(Headers::Response, DECISION_HEADER, &decision.to_json());
         }
         if end_of_stream {
-            placed.release(placed.outcome());
+            placed.release(placed.outcome(), host::now_ms());
         }
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
         let Phase::Placed(placed) = &mut self.phase else { return Action::Continue };
-        if placed.ttft_ms.is_none() && body_size > 0 && placed.answered {
-            let ttft_ms = host::now_ms().saturating_sub(self.started_ms);
+        let first = placed.ttft_ms.is_none() && body_size > 0 && placed.answered;
+        if !first && !end_of_stream {
+            // A chunk in the middle of a stream: nothing to learn from it.
+            return Action::Continue;
+        }
+        let now_ms = host::now_ms();
+        if first {
+            let ttft_ms = now_ms.saturating_sub(self.started_ms);
             placed.ttft_ms = Some(ttft_ms);
             if let Some(pool) = placed.pool().filter(|_| placed.status < 300) {
                 vm::with(|vm| vm.stats.ttft(&pool.name, ttft_ms));
             }
         }
         if end_of_stream {
-            placed.release(placed.outcome());
+            placed.release(placed.outcome(), now_ms);
         }
         Action::Continue
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
         if let Phase::Placed(placed) = &mut self.phase {
-            placed.release(placed.outcome());
+            placed.release(placed.outcome(), host::now_ms());
         }
         Action::Continue
     }
@@ -354,9 +360,10 @@ impl HttpContext for Stream {
     /// The one callback that always comes, whichever way a request ends.
     fn on_log(&mut self) {
         let Phase::Placed(placed) = &mut self.phase else { return };
+        let now_ms = host::now_ms();
         if placed.held {
             placed.follow();
-            placed.release(Placed::outcome_of_cut());
+            placed.release(Placed::outcome_of_cut(), now_ms);
         }
         // Where nothing was retried there was one attempt; asking Envoy costs a host call.
         let first_try = placed.answered && placed.at == placed.admitted.pick.chosen();
@@ -367,7 +374,7 @@ impl HttpContext for Stream {
             status: placed.status,
             attempts,
             ttft_ms: placed.ttft_ms,
-            duration_ms: host::now_ms().saturating_sub(self.started_ms),
+            duration_ms: now_ms.saturating_sub(self.started_ms),
         });
         let _ = host::set_property(DECISION_STATE, &decision.to_json());
     }
