@@ -172,3 +172,43 @@ async fn dropping_the_handle_stops_it() {
         assert!(Instant::now() < deadline, "still listening");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_at_once_leaves_nothing_behind() {
+    let engine = start(brisk()).await;
+    let clients: Vec<_> = (0..64)
+        .map(|n: u64| {
+            let (addr, url) = (engine.addr(), format!("{}/v1/chat/completions", engine.url()));
+            tokio::spawn(async move {
+                let client = reqwest::Client::new();
+                for turn in 0..10 {
+                    let body = chat(&format!("{n} {turn}"), 20 + n, turn % 2 == 0);
+                    let request = client.post(&url).json(&body).send();
+                    // Some leave early, some at once; the others take whatever comes.
+                    match (n + turn) % 5 {
+                        0 => drop(tokio::time::timeout(Duration::from_millis(5), request).await),
+                        1 => drop(TcpStream::connect(addr).await),
+                        _ => {
+                            if let Ok(response) = request.await {
+                                let _ = response.bytes().await;
+                            }
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    let kinds = [Fault::status(500), Fault::reset_mid_stream(2), Fault::reset_before_headers(), Fault::slow(2.0)];
+    for fault in kinds.into_iter().cycle() {
+        if clients.iter().all(|client| client.is_finished()) {
+            break;
+        }
+        engine.set_fault(Fault { probability: 0.3, ..fault });
+        engine.restart(false, None);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    until("nothing is left", || engine.state().in_flight == 0).await;
+    let state = engine.state();
+    assert_eq!((state.running, state.waiting, state.kv_cache_usage), (0, 0, 0.0));
+    assert!(state.faults_total > 0);
+}

@@ -123,7 +123,7 @@ async fn generate(
     };
     let script = Script::new(&generation, &core.config.model, &core.config.name, ticket.id);
     let fault = mid_stream.map(|(after, hang)| -> (u64, Until) {
-        (after, if hang { Box::pin(core.end_of_life()) } else { Box::pin(sleep(CUT_DELAY)) })
+        (after, if hang { Box::pin(core.end_of_life()) } else { Box::pin(pause()) })
     });
     match waiter {
         Waiter::Stream(news) => {
@@ -146,6 +146,11 @@ async fn generate(
             Ok(response)
         }
     }
+}
+
+/// Lets what was sent reach the client; the time runs from the first poll, not from now.
+async fn pause() {
+    sleep(CUT_DELAY).await;
 }
 
 /// The fault in force, if `hits` says that this path is meant.
