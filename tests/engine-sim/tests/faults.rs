@@ -76,6 +76,10 @@ async fn a_hang_lasts_until_the_client_leaves_or_the_engine_restarts() {
         let leaving = raw_chat(&engine, &chat("x", 5, true)).await;
         let mut staying = raw_chat(&engine, &chat("x", 5, true)).await;
         until("both hang", || engine.state().in_flight == 2).await;
+        if engine.state().hanging > 0 {
+            let text = get(&engine, "/metrics").await.unwrap().text().await.unwrap();
+            assert_eq!(metric(&text, "vllm:num_requests_running"), 2.0);
+        }
         drop(leaving);
         until("one has left", || engine.state().in_flight == 1).await;
         engine.restart(true, None);

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use super::core::{Flight, Progress, Ticket};
+use super::core::{Flight, Ticket};
 use super::sse::Script;
+use super::subscriber::Progress;
 
 /// Ends a connection without a proper end of its response.
 #[derive(Debug, thiserror::Error)]

@@ -4,13 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
 use super::api::Generation;
 use super::config::EngineConfig;
 use super::fault::{Fault, Faults};
 use super::state::{Outcome, RequestRecord, State};
+use super::subscriber::{Subscriber, Waiter};
 use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, Stats, SubmitError};
 
 /// Records kept.
@@ -45,6 +46,7 @@ struct Inner {
 struct Http {
     in_flight: usize,
     in_flight_max: usize,
+    hanging: usize,
     requests: u64,
     faults: u64,
     refused: u64,
@@ -70,40 +72,10 @@ pub(crate) struct Finished {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading {
     pub(crate) stats: Stats,
+    /// Requests that hang before they reached the model.
+    pub(crate) hanging: usize,
     pub(crate) finished: Finished,
     pub(crate) started_s: f64,
-}
-
-#[derive(Debug)]
-struct Subscriber {
-    sink: Sink,
-    finish_reason: &'static str,
-    submitted: Nanos,
-    first_token: Option<Nanos>,
-    record: RequestRecord,
-}
-
-#[derive(Debug)]
-enum Sink {
-    Whole(oneshot::Sender<u64>),
-    Stream(mpsc::UnboundedSender<Progress>),
-}
-
-/// News of a streaming request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Progress {
-    /// So many more tokens.
-    Tokens(u64),
-    /// That was the last one; so many prompt tokens had been in the cache.
-    Done { cached_tokens: u64 },
-}
-
-/// Waits for a request. The sender is dropped when the engine restarts.
-#[derive(Debug)]
-pub(crate) enum Waiter {
-    /// All at once; the value is the number of cached prompt tokens.
-    Whole(oneshot::Receiver<u64>),
-    Stream(mpsc::UnboundedReceiver<Progress>),
 }
 
 /// A request in the model. Dropped before [`Self::done`], it is cancelled.
@@ -133,11 +105,23 @@ impl Drop for Ticket {
 #[derive(Debug)]
 pub(crate) struct Flight {
     core: Arc<Core>,
+    hanging: bool,
+}
+
+impl Flight {
+    /// It never reaches the model; `/metrics` shows it as running all the same, as an engine that is stuck would.
+    pub(crate) fn hangs(&mut self) {
+        if !std::mem::replace(&mut self.hanging, true) {
+            self.core.lock().http.hanging += 1;
+        }
+    }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.core.lock().http.in_flight -= 1;
+        let http = &mut self.core.lock().http;
+        http.in_flight -= 1;
+        http.hanging -= usize::from(self.hanging);
     }
 }
 
@@ -186,7 +170,7 @@ impl Core {
         http.in_flight_max = http.in_flight_max.max(http.in_flight);
         let fault = inner.faults.draw();
         inner.http.faults += u64::from(fault.is_some());
-        (Flight { core: self.clone() }, fault)
+        (Flight { core: self.clone(), hanging: false }, fault)
     }
 
     /// A generation request was invalid.
@@ -201,37 +185,18 @@ impl Core {
         slow: f64,
         request_id: Option<String>,
     ) -> Result<(Ticket, Waiter), SubmitError> {
+        // Hashing is the expensive part, so it stays outside the lock.
         let blocks = generation.prompt.blocks(&generation.reply, self.profile.block_size_tokens);
-        let (prompt_tokens, output_tokens) = (generation.prompt.tokens(), generation.reply.tokens);
-        let (sink, waiter) = if generation.stream {
-            let (sender, receiver) = mpsc::unbounded_channel();
-            (Sink::Stream(sender), Waiter::Stream(receiver))
-        } else {
-            let (sender, receiver) = oneshot::channel();
-            (Sink::Whole(sender), Waiter::Whole(receiver))
-        };
         let mut inner = self.lock();
         let now = self.now();
         let id = inner.next_id;
         inner.next_id += 1;
-        let mut request = Request::new(id, prompt_tokens, output_tokens).with_blocks(blocks.prompt, blocks.output);
+        let mut request = Request::new(id, generation.prompt.tokens(), generation.reply.tokens)
+            .with_blocks(blocks.prompt, blocks.output);
         request.stream = generation.stream;
         request.slow = slow;
         inner.model.submit(now, request)?;
-        let record = RequestRecord {
-            id,
-            request_id,
-            start_s: unix_seconds(),
-            stream: generation.stream,
-            prompt_tokens,
-            cached_tokens: 0,
-            output_tokens,
-            ttft_ms: None,
-            e2e_ms: 0.0,
-            outcome: Outcome::Finished,
-        };
-        let finish_reason = generation.finish_reason;
-        let subscriber = Subscriber { sink, finish_reason, submitted: now, first_token: None, record };
+        let (subscriber, waiter) = Subscriber::new(id, generation, request_id, now);
         inner.subscribers.insert(id, subscriber);
         // What takes no time is done here and now, without a detour over the timer.
         inner.model.advance(now);
@@ -333,7 +298,12 @@ impl Core {
     pub(crate) fn reading(&self) -> Reading {
         let mut inner = self.lock();
         self.catch_up(&mut inner);
-        Reading { stats: inner.model.stats(), finished: inner.finished, started_s: inner.process.started_s }
+        Reading {
+            stats: inner.model.stats(),
+            hanging: inner.http.hanging,
+            finished: inner.finished,
+            started_s: inner.process.started_s,
+        }
     }
 
     pub(crate) fn state(&self) -> State {
@@ -354,6 +324,7 @@ impl Core {
             running_max: stats.running_max,
             in_flight: http.in_flight,
             in_flight_max: http.in_flight_max,
+            hanging: http.hanging,
             requests_total: http.requests,
             faults_total: http.faults,
             refused_total: http.refused,
@@ -408,36 +379,12 @@ impl Inner {
         self.model.take_events();
     }
 
-    /// The end of a request: it is recorded and, if it finished, whoever waits is told.
+    /// The end of a request.
     fn keep(&mut self, subscriber: Subscriber, at: Nanos, outcome: Outcome) {
-        let Subscriber { sink, submitted, first_token, mut record, .. } = subscriber;
-        record.e2e_ms = milliseconds(submitted, at);
-        record.ttft_ms = first_token.map(|first| milliseconds(submitted, first));
-        record.outcome = outcome;
-        if outcome == Outcome::Finished {
-            let cached_tokens = record.cached_tokens;
-            // An error means that the client has just left, which is its business.
-            match sink {
-                Sink::Whole(sender) => drop(sender.send(cached_tokens)),
-                Sink::Stream(sender) => drop(sender.send(Progress::Done { cached_tokens })),
-            }
-        }
         if self.records.len() == RECORDS {
             self.records.pop_front();
         }
-        self.records.push_back(record);
-    }
-}
-
-impl Subscriber {
-    fn note(&mut self, at: Nanos, kind: EventKind) {
-        match (kind, &self.sink) {
-            (EventKind::Admitted { cached_tokens }, _) => self.record.cached_tokens = cached_tokens,
-            (EventKind::FirstToken, _) => self.first_token = Some(at),
-            // An error means that the client has just left; its ticket cancels the request.
-            (EventKind::Tokens { count }, Sink::Stream(sender)) => drop(sender.send(Progress::Tokens(count))),
-            (EventKind::Tokens { .. } | EventKind::Finished { .. }, _) => {}
-        }
+        self.records.push_back(subscriber.close(at, outcome));
     }
 }
 
@@ -454,10 +401,6 @@ pub(crate) async fn drive(core: Arc<Core>) {
             None => core.wake.notified().await,
         }
     }
-}
-
-fn milliseconds(from: Nanos, to: Nanos) -> f64 {
-    to.saturating_sub(from) as f64 / 1e6
 }
 
 /// Wall-clock time in seconds since the epoch.

@@ -9,7 +9,8 @@ use crate::model::Profile;
 pub(crate) fn render(reading: &Reading, profile: &Profile, model: &str) -> String {
     let mut page = Page { out: String::with_capacity(4096), labels: labels(model) };
     let stats = &reading.stats;
-    page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", stats.running as f64);
+    let running = (stats.running + reading.hanging) as f64;
+    page.gauge("vllm:num_requests_running", "Number of requests in model execution batches.", running);
     page.gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", stats.waiting as f64);
     page.gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", stats.kv_usage);
     for (name, help, value) in [
@@ -76,10 +77,10 @@ mod tests {
     fn has_vllms_names_and_labels() {
         let stats = Stats { running: 3, cache_hit_tokens: 48, kv_usage: 0.25, ..Stats::default() };
         let finished = Finished { length: 7, ..Finished::default() };
-        let reading = Reading { stats, finished, started_s: 1_700_000_000.5 };
+        let reading = Reading { stats, hanging: 1, finished, started_s: 1_700_000_000.5 };
         let text = render(&reading, &Profile::fast(), "a\"b");
         for line in [
-            r#"vllm:num_requests_running{engine="0",model_name="a\"b"} 3.0"#,
+            r#"vllm:num_requests_running{engine="0",model_name="a\"b"} 4.0"#,
             r#"vllm:kv_cache_usage_perc{engine="0",model_name="a\"b"} 0.25"#,
             r#"vllm:prefix_cache_hits_total{engine="0",model_name="a\"b"} 48.0"#,
             r#"vllm:request_success_total{engine="0",model_name="a\"b",finished_reason="length"} 7.0"#,

@@ -24,6 +24,7 @@ mod prompt;
 mod routes;
 mod sse;
 mod state;
+mod subscriber;
 
 pub use config::EngineConfig;
 pub use fault::{Fault, FaultKind};

@@ -13,10 +13,11 @@ use tokio::time::sleep;
 
 use super::api::{self, Api, ApiError, Limits};
 use super::body::{Answer, CUT_DELAY, Cut, Events, ResetFlag, Until};
-use super::core::{Core, Waiter};
+use super::core::Core;
 use super::fault::{Fault, FaultKind};
 use super::metrics;
 use super::sse::Script;
+use super::subscriber::Waiter;
 
 /// What `/version` says: the vLLM release whose surface this follows.
 const VLLM_VERSION: &str = "0.32.0";
@@ -87,7 +88,7 @@ async fn generate(
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Cut> {
     let request_id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
-    let (flight, fault) = core.enter();
+    let (mut flight, fault) = core.enter();
     let Ok(body) = request.into_body().collect().await.map(|body| body.to_bytes()) else {
         return Err(Cut);
     };
@@ -98,6 +99,7 @@ async fn generate(
         match fault.kind {
             FaultKind::Hang if fault.after_tokens.is_some() => mid_stream = Some((fault.strikes_after(), true)),
             FaultKind::ResetMidStream => mid_stream = Some((fault.strikes_after(), false)),
+            FaultKind::Hang => flight.hangs(),
             FaultKind::Slow => slow = fault.factor,
             _ => {}
         }

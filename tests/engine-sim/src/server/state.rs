@@ -31,6 +31,8 @@ pub struct State {
     pub in_flight: usize,
     /// The most of them since the start or `reset_max`.
     pub in_flight_max: usize,
+    /// Those that hang without having reached the model; `/metrics` counts them as running.
+    pub hanging: usize,
     /// Generation requests ever received, whatever became of them. Survives restarts.
     pub requests_total: u64,
     /// Generation requests hit by a fault. Survives restarts.
