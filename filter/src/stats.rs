@@ -1,110 +1,119 @@
 //! Statistics: counted in the VM, handed to Envoy on a tick.
 //!
-//! A host call costs about as much as the pick itself, so the request path only adds to numbers here. Names carry the
-//! labels (`weighbridge_requests.pool.<pool>.endpoint.<id>.reason.<reason>`); the bootstrap's `stats_tags` take them
-//! out again. Envoy never frees a metric, and labels come from snapshots only, never from clients; beyond
-//! [`MAX_METRICS`] names (a fleet whose endpoints come and go for months) the rest share `other`.
+//! A host call costs about as much as the pick itself, so the request path only adds to numbers here, and a name is
+//! built once. Names carry the labels (`weighbridge_requests.pool.<pool>.endpoint.<id>.reason.<reason>`); the
+//! bootstrap's `stats_tags` take them out again. Envoy never frees a metric, and labels come from snapshots only, never
+//! from clients; beyond [`MAX_METRICS`] names (a fleet whose endpoints come and go for months) the rest share `other`.
 
 use std::collections::HashMap;
 
+use weighbridge_routing::snapshot::EndpointKey;
+
 use crate::host::{self, Metric};
 
-/// The most metric names one VM defines.
+/// The most metrics of a kind that one VM defines.
 const MAX_METRICS: usize = 4_096;
-/// Samples kept between two ticks; more are dropped (a tick is half a second).
+/// Samples of one histogram kept between two ticks; more are dropped (a tick is half a second).
 const MAX_SAMPLES: usize = 16_384;
 
-/// A counter with its labels.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Requests {
-    /// Pool, or `none` when the request named no model that exists.
-    pub(crate) pool: String,
-    /// Endpoint, or `none` when it was refused.
-    pub(crate) endpoint: String,
-    /// Why.
-    pub(crate) reason: &'static str,
+/// A metric whose values wait for the next tick.
+#[derive(Debug)]
+struct Waiting<T> {
+    /// `None` when Envoy did not define it; its values are lost then.
+    id: Option<u32>,
+    values: T,
 }
 
-/// What this VM has counted since the last tick, and the ids of the metrics it knows.
+/// What this VM has counted since the last tick.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
-    requests: HashMap<Requests, u64>,
-    ejections: HashMap<(String, String), u64>,
-    ttft_ms: Vec<(String, u64)>,
-    unshared: u64,
-    ids: HashMap<String, Option<u32>>,
+    /// By family or reason, and by what it is about.
+    counters: HashMap<(&'static str, u64), Waiting<u64>>,
+    histograms: HashMap<u64, Waiting<Vec<u64>>>,
+    gauges: HashMap<String, Option<u32>>,
 }
 
 impl Stats {
-    pub(crate) fn request(&mut self, pool: &str, endpoint: &str, reason: &'static str) {
-        let key = Requests { pool: pool.into(), endpoint: endpoint.into(), reason };
-        *self.requests.entry(key).or_default() += 1;
+    /// A request that was given to an endpoint.
+    pub(crate) fn placed(&mut self, pool: &str, endpoint: &str, key: EndpointKey, reason: &'static str) {
+        self.count(reason, key.0, || format!("weighbridge_requests.pool.{pool}.endpoint.{endpoint}.reason.{reason}"));
     }
 
-    pub(crate) fn ejection(&mut self, pool: &str, endpoint: &str) {
-        *self.ejections.entry((pool.into(), endpoint.into())).or_default() += 1;
+    /// A request that was answered from here; `pool` is `none` when it named no model that exists.
+    pub(crate) fn refused(&mut self, pool: &str, reason: &'static str) {
+        self.count(reason, pool_key(pool), || {
+            format!("weighbridge_requests.pool.{pool}.endpoint.none.reason.{reason}")
+        });
     }
 
-    pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
-        if self.ttft_ms.len() < MAX_SAMPLES {
-            self.ttft_ms.push((pool.into(), ms));
-        }
+    /// An endpoint that was ejected.
+    pub(crate) fn ejection(&mut self, pool: &str, endpoint: &str, key: EndpointKey) {
+        self.count("ejection", key.0, || format!("weighbridge_ejections.pool.{pool}.endpoint.{endpoint}"));
     }
 
     /// A change of the live table that could not be written and waits for the next one.
     pub(crate) fn unshared(&mut self) {
-        self.unshared += 1;
+        self.count("unshared", 0, || "weighbridge_live_write_failures".to_owned());
     }
 
-    /// Hands everything to Envoy.
-    pub(crate) fn flush(&mut self) {
-        for (labels, count) in std::mem::take(&mut self.requests) {
-            let Requests { pool, endpoint, reason } = labels;
-            self.add(&format!("weighbridge_requests.pool.{pool}.endpoint.{endpoint}.reason.{reason}"), count);
-        }
-        for ((pool, endpoint), count) in std::mem::take(&mut self.ejections) {
-            self.add(&format!("weighbridge_ejections.pool.{pool}.endpoint.{endpoint}"), count);
-        }
-        for (pool, ms) in std::mem::take(&mut self.ttft_ms) {
-            self.record(Metric::Histogram, &format!("weighbridge_ttft_ms.pool.{pool}"), ms);
-        }
-        let unshared = std::mem::take(&mut self.unshared);
-        if unshared > 0 {
-            self.add("weighbridge_live_write_failures", unshared);
+    /// Time to the first byte of an answer's body.
+    pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
+        let full = self.histograms.len() >= MAX_METRICS;
+        let waiting = self.histograms.entry(if full { 0 } else { pool_key(pool) }).or_insert_with(|| Waiting {
+            id: host::define_metric(
+                Metric::Histogram,
+                &format!("weighbridge_ttft_ms.pool.{}", if full { "other" } else { pool }),
+            ),
+            values: Vec::new(),
+        });
+        if waiting.values.len() < MAX_SAMPLES {
+            waiting.values.push(ms);
         }
     }
 
     /// Sets a gauge at once.
     pub(crate) fn gauge(&mut self, name: &str, value: u64) {
-        self.record(Metric::Gauge, name, value);
-    }
-
-    fn add(&mut self, name: &str, by: u64) {
-        if let Some(id) = self.id(Metric::Counter, name) {
-            host::increment_metric(id, by);
+        // A gauge that several endpoints share would say nothing, so beyond the bound there is none.
+        if !self.gauges.contains_key(name) && self.gauges.len() < MAX_METRICS {
+            self.gauges.insert(name.to_owned(), host::define_metric(Metric::Gauge, name));
         }
-    }
-
-    fn record(&mut self, kind: Metric, name: &str, value: u64) {
-        if let Some(id) = self.id(kind, name) {
+        if let Some(id) = self.gauges.get(name).copied().flatten() {
             host::record_metric(id, value);
         }
     }
 
-    fn id(&mut self, kind: Metric, name: &str) -> Option<u32> {
-        if let Some(id) = self.ids.get(name) {
-            return *id;
+    /// Hands everything to Envoy.
+    pub(crate) fn flush(&mut self) {
+        for Waiting { id, values } in self.counters.values_mut().filter(|waiting| waiting.values > 0) {
+            let count = std::mem::take(values);
+            if let Some(id) = *id {
+                host::increment_metric(id, count);
+            }
         }
-        if self.ids.len() >= MAX_METRICS {
-            let family = name.split('.').next().unwrap_or(name);
-            return match kind {
-                // A gauge shared by several endpoints would say nothing.
-                Metric::Gauge => None,
-                _ => host::define_metric(kind, &format!("{family}.pool.other.endpoint.other")),
-            };
+        for Waiting { id, values } in self.histograms.values_mut() {
+            for value in values.drain(..) {
+                if let Some(id) = *id {
+                    host::record_metric(id, value);
+                }
+            }
         }
-        let id = host::define_metric(kind, name);
-        self.ids.insert(name.into(), id);
-        id
     }
+
+    fn count(&mut self, what: &'static str, about: u64, name: impl FnOnce() -> String) {
+        let full = self.counters.len() >= MAX_METRICS;
+        let key = if full && !self.counters.contains_key(&(what, about)) { (what, u64::MAX) } else { (what, about) };
+        let waiting = self.counters.entry(key).or_insert_with(|| {
+            let mut name = name();
+            if key.1 == u64::MAX {
+                let family = name.split('.').next().unwrap_or_default();
+                name = format!("{family}.pool.other.endpoint.other.reason.{what}");
+            }
+            Waiting { id: host::define_metric(Metric::Counter, &name), values: 0 }
+        });
+        waiting.values += 1;
+    }
+}
+
+fn pool_key(pool: &str) -> u64 {
+    EndpointKey::of("", pool).0
 }

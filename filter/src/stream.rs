@@ -138,7 +138,7 @@ impl Stream {
     }
 
     fn refuse(&mut self, error: &ApiError, pool: &str, reason: &'static str) -> Action {
-        vm::with(|vm| vm.stats.request(pool, "none", reason));
+        vm::with(|vm| vm.stats.refused(pool, reason));
         self.answer(error, &format!("weighbridge_{reason}"))
     }
 
@@ -208,7 +208,8 @@ impl Stream {
             return self.answer(&ApiError::not_configured(), "weighbridge_not_steered");
         }
         if let Some(endpoint) = placed.endpoint() {
-            vm::with(|vm| vm.stats.request(&pool.name, &endpoint.id, placed.admitted.pick.reason.as_str()));
+            let reason = placed.admitted.pick.reason.as_str();
+            vm::with(|vm| vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, reason));
         }
         self.phase = Phase::Placed(Box::new(placed));
         Action::Continue

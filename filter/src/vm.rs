@@ -2,7 +2,6 @@
 //! so this lives in a `thread_local!`, not in the root context.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use weighbridge_routing::live::beats::{Beat, Beats};
@@ -30,6 +29,7 @@ pub(crate) fn with<T>(work: impl FnOnce(&mut Vm) -> T) -> T {
 
 /// One pool's row and the key of its live table.
 struct PoolRow {
+    pool: String,
     key: String,
     row: Row,
 }
@@ -42,7 +42,8 @@ pub(crate) struct Vm {
     rng: SplitMix64,
     snapshot: Option<Rc<Snapshot>>,
     adopted_unix_ms: u64,
-    rows: HashMap<String, PoolRow>,
+    /// Few enough that a search by name is cheaper than a map.
+    rows: Vec<PoolRow>,
     pub(crate) stats: Stats,
 }
 
@@ -61,7 +62,7 @@ impl Vm {
             rng,
             snapshot: None,
             adopted_unix_ms: 0,
-            rows: HashMap::new(),
+            rows: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -103,8 +104,8 @@ impl Vm {
         for pool in &snapshot.pools {
             create_if_absent(&live_key(&pool.name), Table::default().bytes());
             let named = |key: EndpointKey| pool.endpoints.iter().any(|endpoint| endpoint.key == key);
-            if let Some(PoolRow { row, .. }) = self.rows.get_mut(&pool.name) {
-                row.forget_idle(named);
+            if let Some(held) = self.rows.iter_mut().find(|held| held.pool == pool.name) {
+                held.row.forget_idle(named);
             }
         }
         create_if_absent(BEATS, &Beats::default().encode());
@@ -153,7 +154,7 @@ impl Vm {
         if ejected == Ejected::Now
             && let Some(endpoint) = pool.endpoints.iter().find(|endpoint| endpoint.key == key)
         {
-            self.stats.ejection(&pool.name, &endpoint.id);
+            self.stats.ejection(&pool.name, &endpoint.id, key);
             host::log(Level::Warn, &format!("weighbridge: {} of {} ejected after failures", endpoint.id, pool.name));
         }
     }
@@ -198,7 +199,7 @@ impl Vm {
 
     /// After this VM was taken for dead, its rows are gone; what it still holds is written again.
     fn rewrite_rows(&mut self) {
-        for PoolRow { key, row } in self.rows.values_mut() {
+        for PoolRow { key, row, .. } in &mut self.rows {
             if row.rewrite(&mut Shared(key)).is_err() {
                 self.stats.unshared();
             }
@@ -246,6 +247,11 @@ fn create_if_absent(key: &str, value: &[u8]) {
     }
 }
 
-fn pool_row<'a>(rows: &'a mut HashMap<String, PoolRow>, id: u64, pool: &str) -> &'a mut PoolRow {
-    rows.entry(pool.to_owned()).or_insert_with(|| PoolRow { key: live_key(pool), row: Row::new(id) })
+#[expect(clippy::indexing_slicing, reason = "the place was just found, or just filled")]
+fn pool_row<'a>(rows: &'a mut Vec<PoolRow>, id: u64, pool: &str) -> &'a mut PoolRow {
+    let place = rows.iter().position(|held| held.pool == pool).unwrap_or(rows.len());
+    if place == rows.len() {
+        rows.push(PoolRow { pool: pool.to_owned(), key: live_key(pool), row: Row::new(id) });
+    }
+    &mut rows[place]
 }
