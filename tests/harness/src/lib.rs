@@ -1,1 +1,25 @@
-//! Placeholder while the workspace is laid out.
+//! Starts the real Envoy, the prober and simulated engines for the integration tests, the benchmarks and the demo.
+//!
+//! - [`envoy`]: the **shipped** configuration, edited structurally (ports, snapshot, xDS address), in a real Envoy.
+//! - [`prober`]: the `weighbridge-prober` binary as a child process, and a client for its REST API.
+//! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
+//! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
+//! - [`wait`]: polling until something is true, instead of sleeping and hoping.
+//!
+//! Every port is chosen by the system, every process dies with its handle, and a failing test prints the end of the
+//! logs of what it started. Simulated engines come from [`engine_sim`], re-exported here.
+
+pub mod artifacts;
+pub mod child;
+pub mod echo;
+pub mod envoy;
+pub mod load;
+pub mod prober;
+pub mod snapshot;
+pub mod wait;
+
+pub use engine_sim;
+pub use envoy::{Envoy, EnvoyOptions};
+pub use prober::ProberProcess;
+pub use wait::eventually;
+pub use weighbridge_routing::snapshot::wire;
