@@ -146,7 +146,9 @@ impl Bootstrap {
             if template["type"] == "EDS" {
                 cluster["name"] = pool.name.clone().into();
             } else {
-                let name = pool.cluster.get_or_insert_with(|| format!("{}-static", pool.name)).clone();
+                // Always: a static cluster with the name of one from the prober would shadow it.
+                let name = format!("{}-static", pool.name);
+                pool.cluster = Some(name.clone());
                 let addresses: Vec<SocketAddr> = pool
                     .endpoints
                     .iter()

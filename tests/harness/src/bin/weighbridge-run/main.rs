@@ -1,0 +1,222 @@
+//! What `scripts/run` starts: Envoy and the prober in the foreground, and without a configuration a demo fleet of
+//! simulated engines. Ends on Ctrl-C, SIGTERM or when one of the two dies, and takes everything down with it.
+
+mod demo;
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, wire};
+use reqwest::Method;
+use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+
+use demo::Demo;
+
+/// How often the children and the measurement are looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Envoy and the prober in the foreground until Ctrl-C.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Configuration of the prober; without it, a demo fleet of simulated engines.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Where the gateway listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", value_parser = address)]
+    listen: SocketAddr,
+    /// Where Envoy's admin interface listens.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9901", value_parser = address)]
+    admin: SocketAddr,
+    /// Worker threads of Envoy; the number of CPUs by default.
+    #[arg(long)]
+    concurrency: Option<u32>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let mut found = text.to_socket_addrs().map_err(|error| format!("{error}; expected HOST:PORT"))?;
+    found.next().ok_or_else(|| "this name has no address".to_owned())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> Result<()> {
+    let mut stop = std::pin::pin!(stop_signal()?);
+    tokio::select! {
+        () = &mut stop => Ok(()),
+        started = start(&arguments) => {
+            let mut running = started?;
+            println!("{}", running.what_to_try());
+            let mut measured = false;
+            loop {
+                tokio::select! {
+                    biased;
+                    () = &mut stop => break,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+                if let Err(error) = running.check() {
+                    // Ctrl-C reaches the whole foreground group: a child that ends just before us has not died.
+                    if tokio::time::timeout(LOOK, &mut stop).await.is_ok() {
+                        break;
+                    }
+                    return Err(error);
+                }
+                if !measured && running.prober.call(Method::GET, "/readyz", None).await.is_ok_and(|(status, _)| status == 200) {
+                    measured = true;
+                    running.print_weights().await;
+                }
+            }
+            println!("stopping");
+            running.stop().await
+        }
+    }
+}
+
+/// Resolves on Ctrl-C, SIGTERM, or when the terminal goes away.
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    })
+}
+
+/// Fields are dropped in this order: the gateway first, then what it depends on.
+struct Running {
+    envoy: Envoy,
+    prober: ProberProcess,
+    demo: Option<Demo>,
+    logs: TempDir,
+}
+
+async fn start(arguments: &Arguments) -> Result<Running> {
+    // Envoy shares a port with another Envoy without a word; a port that is taken is an error here.
+    for (option, address) in [("--listen", arguments.listen), ("--admin", arguments.admin)] {
+        TcpListener::bind(address).with_context(|| format!("{option} {address} cannot be used"))?;
+    }
+    let logs = TempDir::with_prefix("weighbridge-run-")?;
+    let (demo, config, cwd) = match &arguments.config {
+        Some(config) => {
+            let config = config.canonicalize().with_context(|| format!("--config {}", config.display()))?;
+            (None, config, artifacts::root())
+        }
+        None => {
+            let demo = Demo::start().await?;
+            let config = logs.path().join("demo.yaml");
+            std::fs::write(&config, serde_yaml_ng::to_string(&demo.prober_config(arguments.admin)?)?)?;
+            (Some(demo), config, logs.path().to_owned())
+        }
+    };
+    let prober = ProberProcess::start_file(&config, &cwd, logs.path()).await?;
+    println!("prober: API http://{}, xDS {}", prober.api(), prober.xds());
+    let concurrency = arguments.concurrency.unwrap_or_else(|| {
+        std::thread::available_parallelism().map_or(2, |cpus| u32::try_from(cpus.get()).unwrap_or(2))
+    });
+    let options = EnvoyOptions {
+        concurrency,
+        gateway: arguments.listen,
+        admin: arguments.admin,
+        snapshot: Some(static_snapshot(&prober).await),
+        ..EnvoyOptions::with_xds(reachable(prober.xds()))
+    };
+    let envoy = Envoy::start(options).await?;
+    println!("envoy:  gateway http://{}, admin http://{}", envoy.gateway(), envoy.admin());
+    Ok(Running { envoy, prober, demo, logs })
+}
+
+/// The address under which a listener can be reached from here.
+fn reachable(mut listen: SocketAddr) -> SocketAddr {
+    if listen.ip().is_unspecified() {
+        listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    listen
+}
+
+/// What Envoy serves should it lose the prober before it has heard it: what the prober knows now. Empty when the prober
+/// wants a token for it, since then it is there.
+async fn static_snapshot(prober: &ProberProcess) -> wire::Snapshot {
+    let empty = || wire::Snapshot { format: 1, version: 0, filter: wire::Filter::default(), pools: Vec::new() };
+    let Ok(answer) = prober.get("/v1/snapshot").await else { return empty() };
+    let mut snapshot = serde_json::from_value(answer).unwrap_or_else(|_| empty());
+    // Gives way to anything the prober sends.
+    snapshot.version = 0;
+    snapshot
+}
+
+impl Running {
+    fn check(&mut self) -> Result<()> {
+        self.envoy.process().check_running()?;
+        self.prober.process().check_running()
+    }
+
+    fn what_to_try(&self) -> String {
+        let (gateway, api) = (self.envoy.gateway(), self.prober.api());
+        let (model, pin) = match &self.demo {
+            Some(_) => (demo::MODEL, demo::SLOWEST),
+            None => ("MODEL", "ENDPOINT"),
+        };
+        let demo = self.demo.as_ref().map(Demo::describe).unwrap_or_default();
+        format!(
+            "{demo}
+Try, in another terminal:
+  # a routed request; x-weighbridge-endpoint says who answered
+  curl -i http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}], \"max_tokens\": 32}}'
+  # the same as a stream
+  curl -N http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}], \"max_tokens\": 32, \"stream\": true}}'
+  # what was measured, and what each Envoy has applied
+  curl http://{api}/v1/endpoints
+  curl http://{api}/v1/envoys
+  # pin a weight, and let go of it again
+  curl -X PUT http://{api}/v1/endpoints/{pin}/pin -H 'content-type: application/json' -d '{{\"weight\": 4, \"reason\": \"trial\"}}'
+  curl -X DELETE http://{api}/v1/endpoints/{pin}/pin
+
+Logs: {}. Ctrl-C ends everything.
+Every endpoint is measured now; until then requests may meet `probing` endpoints.",
+            self.logs.path().display()
+        )
+    }
+
+    async fn print_weights(&self) {
+        let Ok(answer) = self.prober.get("/v1/endpoints").await else { return };
+        println!("\nMeasured:");
+        for endpoint in answer["endpoints"].as_array().into_iter().flatten() {
+            println!(
+                "  {:<12} pool {:<12} weight {:<6} {} tok/s",
+                endpoint["id"].as_str().unwrap_or("?"),
+                endpoint["pool"].as_str().unwrap_or("?"),
+                endpoint["weight"],
+                endpoint["throughput_tps"].as_f64().map_or_else(|| "?".to_owned(), |tps| format!("{tps:.0}")),
+            );
+        }
+    }
+
+    async fn stop(mut self) -> Result<()> {
+        let deadline = Duration::from_secs(10);
+        let envoy = self.envoy.process().terminate(deadline).await;
+        self.prober.terminate().await?;
+        match envoy {
+            Ok(_) => Ok(()),
+            Err(error) => bail!("{error:#}"),
+        }
+    }
+}
