@@ -1,7 +1,8 @@
 //! A snapshot becomes the resources of the three types.
 //!
 //! Each type has its own version: the version of the snapshot in which its content last changed. A pin therefore moves
-//! ECDS and the weights in EDS, and leaves CDS alone: Envoy warms a cluster anew for every CDS change. Since every
+//! ECDS and the weights in EDS, and leaves CDS alone: Envoy warms a cluster anew when it changes. A cluster depends on its
+//! name only, so clusters come and go but never change while they are served. Since every
 //! snapshot differs from the one before at least in its version, the version of ECDS is the snapshot's own.
 //!
 //! EDS lists every endpoint of a pool whatever its state: the filter decides who takes traffic, and a host that left

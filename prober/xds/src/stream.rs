@@ -9,17 +9,19 @@
 //! - On ADS, clusters go before endpoints before the filter's configuration, and the configuration waits until the
 //!   other two are answered: the filter never names a cluster that is still warming. Clusters that are gone from the
 //!   set stay until the filter has ACKed the configuration that no longer names them.
-//! - A changed or new cluster warms anew and needs its endpoints once more, even if they are the same.
+//!
+//! Not kept in order: an endpoint that leaves a pool leaves EDS a moment before the filter forgets it. `override_host`
+//! then takes the next host on the filter's list; the prober drains an endpoint before it removes it.
 //!
 //! A stream knows nothing of other streams: with one stream per type there is no such order.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use envoy_types::pb::google::protobuf::Any;
 
+use self::version::{Version, leading_number};
 use crate::registry::{Nack, StreamStatus, TypeStatus};
 use crate::{EXTENSION_NAME, ResourceSet, ResourceType};
 
@@ -49,38 +51,6 @@ pub enum StreamError {
 }
 
 type Items = BTreeMap<String, Arc<Any>>;
-
-/// The version of a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
-    /// What the set says, no more.
-    Complete(u64),
-    /// What the set says, and clusters that it no longer has.
-    Keeping(u64),
-}
-
-impl Version {
-    fn number(self) -> u64 {
-        match self {
-            Version::Complete(number) | Version::Keeping(number) => number,
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Version::Complete(version) => write!(f, "{version}"),
-            Version::Keeping(version) => write!(f, "{version}-keeping"),
-        }
-    }
-}
-
-/// The snapshot version in a `version_info`, whatever follows it.
-fn leading_number(version_info: &str) -> Option<u64> {
-    let digits = version_info.find(|c: char| !c.is_ascii_digit()).unwrap_or(version_info.len());
-    version_info.get(..digits)?.parse().ok()
-}
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,8 +103,6 @@ struct TypeState {
     awaiting: bool,
     /// It was refused.
     rejected: bool,
-    /// It has to be sent once more though nothing changed.
-    resend: bool,
     /// Version last ACKed.
     acked: Option<Version>,
     /// What Envoy has: the resources last ACKed.
@@ -335,7 +303,7 @@ impl Stream {
                 if same_content && (same_names || kind == ResourceType::Clusters) {
                     return None;
                 }
-            } else if sent.version == target.version && same_names && !state.resend {
+            } else if sent.version == target.version && same_names {
                 return None;
             }
         }
@@ -355,16 +323,12 @@ impl Stream {
         }
         !state.awaiting
             && !state.rejected
-            && !state.resend
             && matches!(target.version, Version::Complete(_))
             && state.acked == Some(target.version)
             && state.held.keys().eq(target.items.keys())
     }
 
     fn send(&mut self, kind: ResourceType, next: Sent) -> DiscoveryResponse {
-        if kind == ResourceType::Clusters {
-            self.renew_endpoints_of(&next);
-        }
         self.responses += 1;
         let nonce = self.responses.to_string();
         let response = DiscoveryResponse {
@@ -379,26 +343,11 @@ impl Stream {
         state.sent = Some(next);
         state.awaiting = true;
         state.rejected = false;
-        state.resend = false;
         response
     }
-
-    /// Has the endpoints of new and changed clusters sent once more, where they were sent before: Envoy warms such a
-    /// cluster anew, and it may have no endpoints until the next response.
-    fn renew_endpoints_of(&mut self, next: &Sent) {
-        let held = &self.state(ResourceType::Clusters).held;
-        let warming: BTreeSet<String> = next
-            .items
-            .iter()
-            .filter(|(name, item)| held.get(*name) != Some(*item))
-            .map(|(name, _)| name.clone())
-            .collect();
-        let endpoints = self.state_mut(ResourceType::Endpoints);
-        if let Some(sent) = &endpoints.sent {
-            endpoints.resend |= sent.items.keys().any(|name| warming.contains(name));
-        }
-    }
 }
+
+mod version;
 
 #[cfg(test)]
 mod tests;
