@@ -112,8 +112,8 @@ impl XdsServer {
     /// Waits until every connected Envoy that takes the filter from here has ACKed everything of this snapshot or a
     /// later one. False when that has not happened in time. True at once when there is no such Envoy.
     ///
-    /// Envoy ACKs from its main thread when it has handed the configuration to its worker threads; they take it up
-    /// before the next request they read, not before the ACK.
+    /// Envoy ACKs from its main thread when it has handed the configuration to its worker threads; each takes it up in
+    /// its own event loop, so a busy one may be some milliseconds behind the ACK.
     pub async fn wait_applied(&self, version: u64, timeout: Duration) -> bool {
         let mut changes = self.shared.registry.changes();
         let applied = async {
