@@ -2,12 +2,16 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use engine_sim::model::{Model, Profile};
 use engine_sim::server::{EngineConfig, EngineHandle};
 use engine_sim::sweep::{burst, sweep};
+
+/// How long running requests have to end after the signal to stop.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A simulated inference engine with vLLM's HTTP surface.
 #[derive(Debug, Parser)]
@@ -91,7 +95,9 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
     .await?;
     // On stdout, so that a script which let it choose the port can read it.
     println!("{} listens on {}", engine.name(), engine.url());
-    stop_signal().await
+    stop_signal().await?;
+    engine.shutdown(GRACE).await;
+    Ok(())
 }
 
 async fn stop_signal() -> anyhow::Result<()> {

@@ -143,6 +143,54 @@ async fn a_restart_loses_requests_cache_and_counters() {
 }
 
 #[tokio::test]
+async fn a_restart_with_other_arguments_is_another_machine() {
+    let engine = start(Profile::fast()).await;
+    let asked = json!({"launch_args": "--max-model-len 4096 --gpu-memory-utilization=0.5"});
+    assert_eq!(post(&engine, "/sim/restart", &asked).await.unwrap().status(), 200);
+    let models: Value = get(&engine, "/v1/models").await.unwrap().json().await.unwrap();
+    assert_eq!(models["data"][0]["max_model_len"], 4_096);
+    let text = get(&engine, "/metrics").await.unwrap().text().await.unwrap();
+    assert!(text.contains(r#"gpu_memory_utilization="0.5""#), "{text}");
+    assert_eq!(post_chat(&engine, &chat("x", 5_000, false)).await.unwrap().status(), 400);
+}
+
+#[tokio::test]
+async fn refused_connections_come_back_by_time_or_when_cleared() {
+    let engine = start(Profile::instant()).await;
+    let client = reqwest::Client::new();
+    let url = format!("{}/v1/chat/completions", engine.url());
+    let ask = async || client.post(&url).json(&chat("x", 3, false)).send().await.unwrap().bytes().await.unwrap();
+    ask().await;
+    let asked = json!({"kind": "refuse", "seconds": 0.3});
+    client.post(format!("{}/sim/fault", engine.url())).json(&asked).send().await.unwrap().bytes().await.unwrap();
+    until_async("refused", async || TcpStream::connect(engine.addr()).await.is_err()).await;
+    let error = TcpStream::connect(engine.addr()).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    ask().await;
+    until_async("back by time", async || TcpStream::connect(engine.addr()).await.is_ok()).await;
+    assert_eq!(engine.state().fault, Fault::none());
+    engine.set_fault(Fault::refuse());
+    until_async("refused again", async || TcpStream::connect(engine.addr()).await.is_err()).await;
+    engine.set_fault(Fault::none());
+    until_async("back when cleared", async || TcpStream::connect(engine.addr()).await.is_ok()).await;
+    let wrong = post(&engine, "/sim/fault", &json!({"kind": "refuse", "count": 2})).await.unwrap();
+    assert_eq!(wrong.status(), 400);
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_requests_end() {
+    let engine = start(brisk()).await;
+    let addr = engine.addr();
+    let mut running = raw_chat(&engine, &chat("x", 100, true)).await;
+    until("it runs", || engine.state().running == 1).await;
+    engine.shutdown(PATIENCE).await;
+    let (text, end) = read_to_end(&mut running).await;
+    end.unwrap();
+    assert!(text.contains("data: [DONE]"), "{text}");
+    assert_eq!(TcpStream::connect(addr).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
 async fn killed_and_revived_on_the_same_port() {
     let engine = start(brisk()).await;
     let addr = engine.addr();

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use super::launch_args::LaunchArgs;
 use crate::model::{Profile, ProfileError};
 
 /// Start parameters of one engine.
@@ -15,9 +16,12 @@ pub struct EngineConfig {
     pub model: String,
     /// Value of `x-engine-id`.
     pub name: String,
-    /// Command line that the engine pretends to run with; only shown.
+    /// Command line that the engine pretends to run with, vLLM's. `--max-model-len`, `--max-num-seqs`,
+    /// `--[no-]enable-prefix-caching` take effect, these and `--gpu-memory-utilization`, `--kv-cache-dtype` show in
+    /// `vllm:cache_config_info` or `/v1/models`; the rest is only kept.
     pub launch_args: String,
-    /// Context window in tokens; 0 takes the profile's. The KV cache grows to hold it where needed.
+    /// Context window in tokens; 0 takes the profile's. `--max-model-len` in `launch_args` comes first. The KV cache grows
+    /// to hold it where needed.
     pub max_model_len: u32,
     /// Model seconds per wall-clock second, above 0; 10 makes everything ten times as fast.
     pub time_scale: f64,
@@ -44,15 +48,13 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// The profile with `max_model_len` applied, checked.
-    pub(crate) fn effective_profile(&self) -> Result<Profile, ProfileError> {
+    /// The profile as launched with these arguments, checked.
+    pub(crate) fn effective_profile(&self, launch_args: &LaunchArgs) -> Result<Profile, ProfileError> {
         let mut profile = self.profile.clone();
         if self.max_model_len > 0 {
             profile.max_model_len = u64::from(self.max_model_len);
-            let block = profile.block_size_tokens.max(1);
-            let needed = profile.max_model_len.div_ceil(block) * block;
-            profile.kv_capacity_tokens = profile.kv_capacity_tokens.max(needed);
         }
+        let profile = launch_args.apply(profile);
         if !self.time_scale.is_finite() || self.time_scale <= 0.0 {
             return Err(ProfileError::new("time_scale", "must be a number above 0"));
         }

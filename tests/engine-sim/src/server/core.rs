@@ -9,7 +9,8 @@ use tokio::time::{Duration, Instant};
 
 use super::api::Generation;
 use super::config::EngineConfig;
-use super::fault::{Fault, Faults};
+use super::fault::{Fault, FaultKind, Faults, Refusal};
+use super::launch_args::LaunchArgs;
 use super::state::{Outcome, RequestRecord, State};
 use super::subscriber::{Subscriber, Waiter};
 use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, Stats, SubmitError};
@@ -21,11 +22,11 @@ const RECORDS: usize = 1_000;
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) config: EngineConfig,
-    pub(crate) profile: Profile,
     origin: Instant,
     inner: Mutex<Inner>,
     wake: Notify,
     lives: watch::Sender<u64>,
+    refusal: watch::Sender<Option<Refusal>>,
 }
 
 #[derive(Debug)]
@@ -54,6 +55,7 @@ struct Http {
 
 #[derive(Debug)]
 struct Process {
+    profile: Arc<Profile>,
     launch_args: String,
     started_s: f64,
     restarts: u64,
@@ -69,9 +71,14 @@ pub(crate) struct Finished {
 }
 
 /// What [`super::metrics`] shows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Reading {
     pub(crate) stats: Stats,
+    pub(crate) profile: Arc<Profile>,
+    pub(crate) launch_args: LaunchArgs,
+    /// Generation requests ever received, and the most that were under way together at the HTTP level.
+    pub(crate) requests: u64,
+    pub(crate) in_flight_max: usize,
     /// Requests that hang before they reached the model.
     pub(crate) hanging: usize,
     pub(crate) finished: Finished,
@@ -127,10 +134,10 @@ impl Drop for Flight {
 
 impl Core {
     pub(crate) fn new(config: EngineConfig) -> Result<Self, ProfileError> {
-        let profile = config.effective_profile()?;
-        let mut model = Model::new(profile.clone())?;
+        let profile = Arc::new(config.effective_profile(&LaunchArgs::parse(&config.launch_args))?);
+        let mut model = Model::new((*profile).clone())?;
         if !config.cold {
-            model.restart(0, profile.clone(), false)?;
+            model.restart(0, (*profile).clone(), false)?;
         }
         let inner = Inner {
             model,
@@ -142,6 +149,7 @@ impl Core {
             faults: Faults::new(config.seed),
             http: Http::default(),
             process: Process {
+                profile,
                 launch_args: config.launch_args.clone(),
                 started_s: unix_seconds(),
                 restarts: 0,
@@ -149,11 +157,18 @@ impl Core {
             },
         };
         let (lives, _) = watch::channel(0);
-        Ok(Self { config, profile, origin: Instant::now(), inner: Mutex::new(inner), wake: Notify::new(), lives })
+        let (refusal, _) = watch::channel(None);
+        let (inner, wake) = (Mutex::new(inner), Notify::new());
+        Ok(Self { config, origin: Instant::now(), inner, wake, lives, refusal })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The machine as launched.
+    pub(crate) fn profile(&self) -> Arc<Profile> {
+        self.lock().process.profile.clone()
     }
 
     /// Model time now.
@@ -168,7 +183,7 @@ impl Core {
         http.requests += 1;
         http.in_flight += 1;
         http.in_flight_max = http.in_flight_max.max(http.in_flight);
-        let fault = inner.faults.draw();
+        let fault = inner.faults.draw(std::time::Instant::now());
         inner.http.faults += u64::from(fault.is_some());
         (Flight { core: self.clone(), hanging: false }, fault)
     }
@@ -181,12 +196,13 @@ impl Core {
     /// Hands a request to the model; `slow` is its slowdown factor.
     pub(crate) fn submit(
         self: &Arc<Self>,
+        profile: &Profile,
         generation: &Generation,
         slow: f64,
         request_id: Option<String>,
     ) -> Result<(Ticket, Waiter), SubmitError> {
         // Hashing is the expensive part, so it stays outside the lock.
-        let blocks = generation.prompt.blocks(&generation.reply, self.profile.block_size_tokens);
+        let blocks = generation.prompt.blocks(&generation.reply, profile.block_size_tokens);
         let mut inner = self.lock();
         let now = self.now();
         let id = inner.next_id;
@@ -245,12 +261,16 @@ impl Core {
     pub(crate) fn restart(&self, cold: bool, launch_args: Option<String>) {
         let mut inner = self.lock();
         inner.lose_all(self.now());
-        // The profile was valid when the engine was made.
-        if inner.model.restart(self.now(), self.profile.clone(), cold).is_ok() {
-            inner.finished = Finished::default();
-        }
         if let Some(launch_args) = launch_args {
+            // The profile was valid when the engine was made, and arguments cannot make it invalid.
+            if let Ok(profile) = self.config.effective_profile(&LaunchArgs::parse(&launch_args)) {
+                inner.process.profile = Arc::new(profile);
+            }
             inner.process.launch_args = launch_args;
+        }
+        let profile = (*inner.process.profile).clone();
+        if inner.model.restart(self.now(), profile, cold).is_ok() {
+            inner.finished = Finished::default();
         }
         inner.process.started_s = unix_seconds();
         inner.process.restarts += 1;
@@ -278,11 +298,19 @@ impl Core {
     }
 
     pub(crate) fn set_fault(&self, fault: Fault) {
-        self.lock().faults.set(fault);
+        let refuses = fault.kind == FaultKind::Refuse;
+        let mut inner = self.lock();
+        inner.faults.set(fault, std::time::Instant::now());
+        self.refusal.send_replace(refuses.then(|| Refusal { until: inner.faults.until() }));
     }
 
     pub(crate) fn fault(&self) -> Fault {
-        self.lock().faults.current().clone()
+        self.lock().faults.current(std::time::Instant::now()).clone()
+    }
+
+    /// Whether and how long [`FaultKind::Refuse`] is in force; changes are seen through it.
+    pub(crate) fn refusal(&self) -> watch::Receiver<Option<Refusal>> {
+        self.refusal.subscribe()
     }
 
     pub(crate) fn reset_max(&self) {
@@ -300,6 +328,10 @@ impl Core {
         self.catch_up(&mut inner);
         Reading {
             stats: inner.model.stats(),
+            profile: inner.process.profile.clone(),
+            launch_args: LaunchArgs::parse(&inner.process.launch_args),
+            requests: inner.http.requests,
+            in_flight_max: inner.http.in_flight_max,
             hanging: inner.http.hanging,
             finished: inner.finished,
             started_s: inner.process.started_s,
@@ -310,11 +342,12 @@ impl Core {
         let mut inner = self.lock();
         self.catch_up(&mut inner);
         let stats = inner.model.stats();
+        let fault = inner.faults.current(std::time::Instant::now()).clone();
         let (http, process) = (&inner.http, &inner.process);
         State {
             name: self.config.name.clone(),
             model: self.config.model.clone(),
-            profile: self.profile.name.clone(),
+            profile: process.profile.name.clone(),
             launch_args: process.launch_args.clone(),
             alive: process.alive,
             process_start_time_seconds: process.started_s,
@@ -336,7 +369,7 @@ impl Core {
             prefix_cache_hits_total: stats.cache_hit_tokens,
             kv_cache_usage: stats.kv_usage,
             cold_tokens_left: stats.cold_tokens_left,
-            fault: inner.faults.current().clone(),
+            fault,
         }
     }
 

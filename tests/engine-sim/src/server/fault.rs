@@ -1,5 +1,7 @@
 //! Faults on demand.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 /// What goes wrong.
@@ -20,6 +22,9 @@ pub enum FaultKind {
     ResetBeforeHeaders,
     /// Takes `factor` times as long, and `delay_ms` more before anything happens.
     Slow,
+    /// Connecting is refused. Open connections go on, so the fault can be ended through them, by the handle, or by
+    /// `seconds`. Takes neither `probability` nor `count`.
+    Refuse,
 }
 
 /// A fault and whom it hits. As JSON, every field except `kind` is optional; unknown fields are refused.
@@ -41,6 +46,8 @@ pub struct Fault {
     pub probability: f64,
     /// The fault ends after it hit so many generation requests.
     pub count: Option<u64>,
+    /// The fault ends after so many wall-clock seconds.
+    pub seconds: Option<f64>,
     /// Tokens before a mid-stream fault; 3 where it is needed and not given.
     pub after_tokens: Option<u64>,
     /// Slowdown of [`FaultKind::Slow`], at least 1.
@@ -64,6 +71,7 @@ impl Default for Fault {
             status: 500,
             probability: 1.0,
             count: None,
+            seconds: None,
             after_tokens: None,
             factor: 4.0,
             delay_ms: 0,
@@ -110,6 +118,11 @@ impl Fault {
         Self { factor, ..Self::of(FaultKind::Slow) }
     }
 
+    /// Nobody can connect.
+    pub fn refuse() -> Self {
+        Self::of(FaultKind::Refuse)
+    }
+
     /// What is wrong with the values, if anything: field and reason.
     pub fn check(&self) -> Result<(), String> {
         if !(400..=599).contains(&self.status) {
@@ -121,6 +134,14 @@ impl Fault {
         if !self.factor.is_finite() || self.factor < 1.0 {
             return Err(format!("factor: {} is not a number from 1", self.factor));
         }
+        if let Some(seconds) = self.seconds
+            && Duration::try_from_secs_f64(seconds).is_err()
+        {
+            return Err(format!("seconds: {seconds} is not a number from 0"));
+        }
+        if self.kind == FaultKind::Refuse && (self.count.is_some() || self.probability < 1.0) {
+            return Err("kind: refuse takes neither count nor probability".to_owned());
+        }
         Ok(())
     }
 
@@ -130,32 +151,64 @@ impl Fault {
     }
 }
 
+/// Connections are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Until then; for ever, if not said.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Refusal {
+    /// Resolves when it is over.
+    pub(crate) async fn over(refusal: Option<Self>) {
+        match refusal.map(|refusal| refusal.until) {
+            None => {}
+            Some(Some(until)) => tokio::time::sleep_until(until.into()).await,
+            Some(None) => std::future::pending().await,
+        }
+    }
+}
+
 /// The fault in force, and the dice.
 #[derive(Debug)]
 pub(crate) struct Faults {
     fault: Fault,
+    until: Option<Instant>,
     hits: u64,
     dice: u64,
 }
 
 impl Faults {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { fault: Fault::none(), hits: 0, dice: seed }
+        Self { fault: Fault::none(), until: None, hits: 0, dice: seed }
     }
 
-    pub(crate) fn set(&mut self, fault: Fault) {
+    pub(crate) fn set(&mut self, fault: Fault, now: Instant) {
+        // Too long to be a time: for ever.
+        let seconds = fault.seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        self.until = seconds.and_then(|seconds| now.checked_add(seconds));
         self.fault = fault;
         self.hits = 0;
     }
 
-    pub(crate) fn current(&self) -> &Fault {
+    /// When the fault in force ends by itself.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub(crate) fn current(&mut self, now: Instant) -> &Fault {
+        if self.until.is_some_and(|until| until <= now) {
+            self.set(Fault::none(), now);
+        }
         &self.fault
     }
 
     /// Rolls for one generation request.
-    pub(crate) fn draw(&mut self) -> Option<Fault> {
+    pub(crate) fn draw(&mut self, now: Instant) -> Option<Fault> {
+        self.current(now);
         let fault = &self.fault;
-        if fault.kind == FaultKind::None || !fault.requests || fault.count.is_some_and(|count| self.hits >= count) {
+        let harmless = matches!(fault.kind, FaultKind::None | FaultKind::Refuse);
+        if harmless || !fault.requests || fault.count.is_some_and(|count| self.hits >= count) {
             return None;
         }
         if fault.probability < 1.0 && uniform(&mut self.dice) >= fault.probability {
@@ -183,8 +236,9 @@ mod tests {
     fn hits_its_share_and_the_same_ones_for_the_same_seed() {
         let run = |seed| {
             let mut faults = Faults::new(seed);
-            faults.set(Fault { probability: 0.1, ..Fault::hang() });
-            (0..10_000).map(|_| faults.draw().is_some()).collect::<Vec<_>>()
+            let now = Instant::now();
+            faults.set(Fault { probability: 0.1, ..Fault::hang() }, now);
+            (0..10_000).map(|_| faults.draw(now).is_some()).collect::<Vec<_>>()
         };
         let hits = run(7).iter().filter(|hit| **hit).count();
         assert!((900..1_100).contains(&hits), "{hits}");
@@ -194,17 +248,28 @@ mod tests {
 
     #[test]
     fn ends_after_its_count() {
-        let mut faults = Faults::new(0);
-        faults.set(Fault { count: Some(2), ..Fault::status(429) });
-        assert_eq!((0..5).filter(|_| faults.draw().is_some()).count(), 2);
-        faults.set(Fault { requests: false, health: true, ..Fault::status(503) });
-        assert!(faults.draw().is_none());
+        let (mut faults, now) = (Faults::new(0), Instant::now());
+        faults.set(Fault { count: Some(2), ..Fault::status(429) }, now);
+        assert_eq!((0..5).filter(|_| faults.draw(now).is_some()).count(), 2);
+        faults.set(Fault { requests: false, health: true, ..Fault::status(503) }, now);
+        assert!(faults.draw(now).is_none());
+    }
+
+    #[test]
+    fn ends_after_its_time() {
+        let (mut faults, now) = (Faults::new(0), Instant::now());
+        faults.set(Fault { seconds: Some(2.0), ..Fault::status(429) }, now);
+        assert!(faults.draw(now + Duration::from_millis(1_999)).is_some());
+        assert!(faults.draw(now + Duration::from_secs(2)).is_none());
+        assert_eq!(faults.current(now), &Fault::none());
     }
 
     #[test]
     fn refuses_nonsense() {
         assert!(Fault::status(200).check().unwrap_err().starts_with("status"));
         assert!(Fault::slow(0.5).check().unwrap_err().starts_with("factor"));
+        assert!(Fault { count: Some(1), ..Fault::refuse() }.check().is_err());
+        assert!(Fault { seconds: Some(-1.0), ..Fault::hang() }.check().unwrap_err().starts_with("seconds"));
         assert!(Fault { probability: f64::NAN, ..Fault::hang() }.check().is_err());
         assert!(serde_json::from_str::<Fault>(r#"{"kind":"hang","helth":true}"#).is_err());
     }

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::task::JoinHandle;
 
 use super::config::EngineConfig;
 use super::core::{Core, drive};
-use super::fault::Fault;
+use super::fault::{Fault, FaultKind};
 use super::net::{Listening, Port};
 use super::state::{RequestRecord, State};
 
@@ -78,6 +79,9 @@ impl EngineHandle {
         fault.status = fault.status.clamp(400, 599);
         fault.probability = fault.probability.max(0.0);
         fault.factor = if fault.factor.is_finite() { fault.factor.max(1.0) } else { 1.0 };
+        if fault.kind == FaultKind::Refuse {
+            (fault.probability, fault.count) = (1.0, None);
+        }
         self.core.set_fault(fault);
     }
 
@@ -105,6 +109,16 @@ impl EngineHandle {
             *listening = Some(Listening::start(self.core.clone(), listener));
         }
         Ok(())
+    }
+}
+
+impl EngineHandle {
+    /// Stops for good, but kindly: no new connections, and requests that run may end within `grace`; then all is closed.
+    pub async fn shutdown(self, grace: Duration) {
+        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(listening) = listening {
+            listening.finish(grace).await;
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod config;
 mod core;
 mod fault;
 mod handle;
+mod launch_args;
 mod metrics;
 mod net;
 mod prompt;

@@ -53,7 +53,7 @@ async fn route(core: Arc<Core>, reset: ResetFlag, request: Request<Incoming>) ->
         "/metrics" if get => match faulty(&core, &reset, |fault| fault.metrics).await? {
             Some(response) => response,
             None => {
-                let text = metrics::render(&core.reading(), &core.profile, &core.config.model);
+                let text = metrics::render(&core.reading(), &core.config.model);
                 full(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text)
             }
         },
@@ -109,17 +109,18 @@ async fn generate(
             return Ok(response);
         }
     }
+    let profile = core.profile();
     let limits = Limits {
         model: &core.config.model,
-        max_model_len: core.profile.max_model_len,
-        mean_output_tokens: core.profile.mean_output_tokens,
+        max_model_len: profile.max_model_len,
+        mean_output_tokens: profile.mean_output_tokens,
     };
     let generation = match api::parse(api, &body, limits) {
         Ok(generation) => generation,
         Err(error) => return Ok(refuse(&core, &error)),
     };
     drop(body);
-    let (mut ticket, waiter) = match core.submit(&generation, slow, request_id) {
+    let (mut ticket, waiter) = match core.submit(&profile, &generation, slow, request_id) {
         Ok(submitted) => submitted,
         Err(error) => return Ok(refuse(&core, &ApiError::bad(None, error.to_string()))),
     };
@@ -174,7 +175,7 @@ async fn faulty(
 /// What a fault does before the response: a response of its own, a cut, a delay, or nothing.
 async fn apply(core: &Core, reset: &ResetFlag, fault: &Fault) -> Result<Option<Response<Answer>>, Cut> {
     match fault.kind {
-        FaultKind::None | FaultKind::ResetMidStream => Ok(None),
+        FaultKind::None | FaultKind::ResetMidStream | FaultKind::Refuse => Ok(None),
         FaultKind::Hang => {
             core.end_of_life().await;
             Err(reset.cut())
@@ -200,9 +201,10 @@ async fn apply(core: &Core, reset: &ResetFlag, fault: &Fault) -> Result<Option<R
 
 fn models(core: &Core) -> Response<Answer> {
     let model = &core.config.model;
+    let reading = core.reading();
     json(&serde_json::json!({"object": "list", "data": [{
-        "id": model, "object": "model", "created": core.reading().started_s as u64, "owned_by": "vllm",
-        "root": model, "parent": null, "max_model_len": core.profile.max_model_len, "permission": [],
+        "id": model, "object": "model", "created": reading.started_s as u64, "owned_by": "vllm",
+        "root": model, "parent": null, "max_model_len": reading.profile.max_model_len, "permission": [],
     }]}))
 }
 

@@ -57,6 +57,15 @@ pub(crate) async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// The same for a question that takes a while.
+pub(crate) async fn until_async(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// A chat request on a connection of its own, so that one can see how it ends.
 pub(crate) async fn raw_chat(engine: &EngineHandle, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(engine.addr()).await.unwrap();
