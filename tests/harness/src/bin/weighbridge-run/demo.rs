@@ -30,19 +30,20 @@ impl Demo {
         Ok(Self { engines })
     }
 
-    /// The configuration of the prober, on the ports that the documentation names.
-    pub(crate) fn prober_config(&self, envoy_admin: SocketAddr) -> Result<Value> {
+    /// The configuration of the prober. An Envoy whose port is not known yet (0) cannot be asked by it.
+    pub(crate) fn prober_config(&self, api: SocketAddr, xds: SocketAddr, envoy_admin: SocketAddr) -> Result<Value> {
+        let envoy_admin = (envoy_admin.port() != 0).then(|| format!("http://{envoy_admin}"));
         let endpoints: Vec<_> = self
             .engines
             .iter()
             .map(|engine| json!({"id": engine.name(), "address": engine.addr().to_string(), "node": engine.name()}))
             .collect();
         Ok(json!({
-            "api": {"listen": "127.0.0.1:7070"},
-            "xds": {"listen": "127.0.0.1:7071"},
+            "api": {"listen": api},
+            "xds": {"listen": xds},
             "filter": {"wasm": artifacts::wasm()?, "client_headers": ["explain"]},
             "store": {"path": "demo.redb"},
-            "envoy_admin": [format!("http://{envoy_admin}")],
+            "envoy_admin": envoy_admin.into_iter().collect::<Vec<_>>(),
             "pools": [{"name": MODEL, "models": [MODEL, "default"], "served_model": MODEL, "endpoints": endpoints}],
         }))
     }

@@ -32,6 +32,12 @@ struct Arguments {
     /// Where Envoy's admin interface listens.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9901", value_parser = address)]
     admin: SocketAddr,
+    /// Where the demo's prober serves its REST API.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070", value_parser = address, conflicts_with = "config")]
+    api: SocketAddr,
+    /// Where the demo's prober serves xDS.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7071", value_parser = address, conflicts_with = "config")]
+    xds: SocketAddr,
     /// Worker threads of Envoy; the number of CPUs by default.
     #[arg(long)]
     concurrency: Option<u32>,
@@ -121,7 +127,10 @@ async fn start(arguments: &Arguments) -> Result<Running> {
         None => {
             let demo = Demo::start().await?;
             let config = logs.path().join("demo.yaml");
-            std::fs::write(&config, serde_yaml_ng::to_string(&demo.prober_config(arguments.admin)?)?)?;
+            std::fs::write(
+                &config,
+                serde_yaml_ng::to_string(&demo.prober_config(arguments.api, arguments.xds, arguments.admin)?)?,
+            )?;
             (Some(demo), config, logs.path().to_owned())
         }
     };
