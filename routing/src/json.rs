@@ -361,33 +361,52 @@ impl Scanner {
         }
     }
 
-    /// Text up to a quote, a backslash or the end of the piece. Returns how many bytes it took.
+    /// Text up to its closing quote, an escape that is not of one letter, or the end of the piece. Returns how many
+    /// bytes it took.
     fn text(&mut self, rest: &[u8], key: bool, sink: &mut impl Sink) -> Result<usize, JsonError> {
-        let Plain { length, ascii } = plain(rest);
-        let (plain, after) = rest.split_at_checked(length).unwrap_or((rest, &[]));
-        if !plain.is_empty() {
-            self.flush_high(sink);
-            // Most bytes of a request are text that nobody wants, and plain ASCII needs no further check.
-            if !ascii || self.cut_len > 0 || sink.wants_text() {
-                self.utf8(plain, sink)?;
-            }
-        }
-        let Some(&stop) = after.first() else { return Ok(length) };
-        self.offset += length as u64;
-        if self.cut_len > 0 {
-            return self.fail(Problem::Utf8);
-        }
-        match stop {
-            b'"' => {
+        let start = self.offset;
+        let mut took = 0;
+        loop {
+            self.offset = start + took as u64;
+            let ahead = rest.get(took..).unwrap_or_default();
+            let Plain { length, ascii } = plain(ahead);
+            let (text, after) = ahead.split_at_checked(length).unwrap_or((ahead, &[]));
+            if !text.is_empty() {
                 self.flush_high(sink);
-                sink.end(self.offset + 1);
-                self.state = if key { State::Colon } else { self.after_value() };
+                // Most bytes of a request are text that nobody wants, and plain ASCII needs no further check.
+                if !ascii || self.cut_len > 0 || sink.wants_text() {
+                    self.utf8(text, sink)?;
+                }
             }
-            b'\\' => self.state = State::Escape { key },
-            _ => return self.fail(Problem::Control),
+            took += length;
+            let Some((&stop, after)) = after.split_first() else { break };
+            self.offset = start + took as u64;
+            if self.cut_len > 0 {
+                return self.fail(Problem::Utf8);
+            }
+            took += 1;
+            match (stop, after.first()) {
+                (b'"', _) => {
+                    self.flush_high(sink);
+                    sink.end(self.offset + 1);
+                    self.state = if key { State::Colon } else { self.after_value() };
+                    break;
+                }
+                (b'\\', Some(letter)) if *letter != b'u' => {
+                    // Almost every escape of a prompt: handled here, without a round through the state machine.
+                    self.offset += 1;
+                    self.escape(*letter, key, sink)?;
+                    took += 1;
+                }
+                (b'\\', _) => {
+                    self.state = State::Escape { key };
+                    break;
+                }
+                _ => return self.fail(Problem::Control),
+            }
         }
-        self.offset -= length as u64;
-        Ok(length + 1)
+        self.offset = start;
+        Ok(took)
     }
 
     /// Hands text on, keeping back the first bytes of a character that the piece cut.
@@ -498,6 +517,21 @@ fn stops(byte: u8) -> u8 {
     u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < 0x20)
 }
 
+/// The high bit of each byte of `word` at which plain text ends. Exact for the lowest such byte, which is the one that is
+/// asked for; a borrow can set bits above it. (Anderson, "Bit Twiddling Hacks": haszero and hasless.)
+fn stops_of_word(word: u64) -> u64 {
+    const ONES: u64 = u64::MAX / 255;
+    const HIGHS: u64 = ONES * 0x80;
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    let control = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+    zero(word ^ (ONES * u64::from(b'"'))) | zero(word ^ (ONES * u64::from(b'\\'))) | control
+}
+
+/// 0x80 when a byte of `word` is above 127, else 0.
+fn fold_high_bits(word: u64) -> u8 {
+    if word & (u64::MAX / 255 * 0x80) == 0 { 0 } else { 0x80 }
+}
+
 /// Text without anything special in it.
 struct Plain {
     /// How many bytes come before a quote, a backslash or a control character.
@@ -521,6 +555,19 @@ fn plain(bytes: &[u8]) -> Plain {
         }
         bits |= high;
         length += 64;
+    }
+    let (words, _) = bytes.get(length..).unwrap_or_default().as_chunks::<8>();
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        let stops = stops_of_word(word);
+        if stops != 0 {
+            let before = stops.trailing_zeros() & !7;
+            // The bytes before the first stop; a shift by the full width cannot be, since a stop has its own byte.
+            bits |= fold_high_bits(word & !(u64::MAX << before));
+            return Plain { length: length + before as usize / 8, ascii: bits < 0x80 };
+        }
+        bits |= fold_high_bits(word);
+        length += 8;
     }
     for byte in bytes.iter().skip(length).take_while(|byte| stops(**byte) == 0) {
         bits |= *byte;
