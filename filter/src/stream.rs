@@ -27,6 +27,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 #[derive(Default)]
 pub(crate) struct Stream {
     phase: Phase,
+    /// When the request was complete: what comes before is the client's upload.
     started_ms: u64,
 }
 
@@ -58,8 +59,8 @@ struct Placed {
     explain: bool,
     /// Place in the pool of the endpoint that the request is counted at.
     at: usize,
-    /// Whether it still is.
-    held: bool,
+    /// When it was given back; `None` while it is counted.
+    released_ms: Option<u64>,
     /// Whether that endpoint itself has answered, as opposed to Envoy in its stead.
     answered: bool,
     status: u16,
@@ -90,9 +91,10 @@ impl Placed {
 
     /// Gives the slot back, once.
     fn release(&mut self, outcome: Outcome, now_ms: u64) {
-        if !std::mem::take(&mut self.held) {
+        if self.released_ms.is_some() {
             return;
         }
+        self.released_ms = Some(now_ms);
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
             vm::with(|vm| vm.release(pool, endpoint.key, outcome, now_ms));
         }
@@ -157,7 +159,7 @@ impl Stream {
         if body_size as u64 > limit {
             return self.refuse(&ApiError::too_large(limit), "none", "too_large");
         }
-        while reading.read < body_size {
+        while reading.read < body_size && (complete || body_size - reading.read >= PIECE_BYTES) {
             let length = PIECE_BYTES.min(body_size - reading.read);
             let Some(piece) = host::buffer(Buffer::RequestBody, reading.read, length).filter(|piece| !piece.is_empty())
             else {
@@ -182,6 +184,7 @@ impl Stream {
             return self.refuse(&ApiError::model_not_found(&request.model), "none", "model_not_found");
         };
         let now_ms = host::now_ms();
+        self.started_ms = now_ms;
         let admitted = match vm::with(|vm| vm.admit(pool, now_ms)) {
             Ok(admitted) => admitted,
             Err(Refused { refusal, loads }) => {
@@ -197,7 +200,7 @@ impl Stream {
             admitted,
             decided_ms: now_ms,
             explain,
-            held: true,
+            released_ms: None,
             answered: false,
             status: 0,
             ttft_ms: None,
@@ -259,8 +262,14 @@ impl HttpContext for Stream {
         }
         let path = host::header(Headers::Request, ":path").unwrap_or_default();
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
-        let ours = matches!(path, b"/v1/chat/completions" | b"/v1/completions" | b"/v1/models");
-        let method = if ours { host::header(Headers::Request, ":method").unwrap_or_default() } else { Vec::new() };
+        let completions = matches!(path, b"/v1/chat/completions" | b"/v1/completions");
+        let ours = completions || path == b"/v1/models";
+        // Every host call counts: a body on these paths is a POST (and if it is a PUT, the engine says what it thinks).
+        let method = match (completions && !end_of_stream, ours) {
+            (true, _) => b"POST".to_vec(),
+            (false, true) => host::header(Headers::Request, ":method").unwrap_or_default(),
+            (false, false) => Vec::new(),
+        };
         let Some(snapshot) = vm::with(|vm| vm.snapshot()) else {
             return if ours {
                 self.answer(&ApiError::not_configured(), "weighbridge_not_configured")
@@ -271,7 +280,6 @@ impl HttpContext for Stream {
         match (path, method.as_slice()) {
             (b"/v1/models", b"GET" | b"HEAD") => self.list_models(&snapshot),
             (b"/v1/chat/completions" | b"/v1/completions", b"POST") => {
-                self.started_ms = host::now_ms();
                 let explain = snapshot.client_headers.explain
                     && host::header(Headers::Request, EXPLAIN_HEADER).is_some_and(|value| value == b"1");
                 self.phase =
@@ -361,8 +369,8 @@ impl HttpContext for Stream {
     /// The one callback that always comes, whichever way a request ends.
     fn on_log(&mut self) {
         let Phase::Placed(placed) = &mut self.phase else { return };
-        let now_ms = host::now_ms();
-        if placed.held {
+        let now_ms = placed.released_ms.unwrap_or_else(host::now_ms);
+        if placed.released_ms.is_none() {
             placed.follow();
             placed.release(Placed::outcome_of_cut(), now_ms);
         }

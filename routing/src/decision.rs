@@ -69,10 +69,10 @@ pub struct ResultRecord<'a> {
     pub status: u16,
     /// Attempts that Envoy made.
     pub attempts: u32,
-    /// From the request's arrival to the first byte of the answer's body, in ms.
+    /// From the decision to the first byte of the answer's body, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<u64>,
-    /// From the request's arrival to its end, in ms.
+    /// From the decision to the end of the answer, in ms.
     pub duration_ms: u64,
 }
 
