@@ -39,11 +39,11 @@ async fn warmed(profile: Profile, cold: Option<f64>, warm: f64) {
     if let Some(cold) = cold {
         let measured = burst(&engine, &client, 16, 128).await;
         println!("{name}: first burst {measured:.0} tok/s, {cold} published");
-        assert!((measured / cold - 1.0).abs() < 0.08, "{measured}");
+        assert!((measured / cold - 1.0).abs() < 0.10, "{measured}");
     }
     let measured = burst(&engine, &client, 16, 128).await;
     println!("{name}: warmed burst {measured:.0} tok/s, {warm} published");
-    assert!((measured / warm - 1.0).abs() < 0.08, "{measured}");
+    assert!((measured / warm - 1.0).abs() < 0.06, "{measured}");
     assert_eq!(engine.state().running_max, 16);
 }
 

@@ -54,6 +54,41 @@ async fn completions_stop_by_themselves_and_always_alike() {
 }
 
 #[tokio::test]
+async fn several_prompts_and_choices_come_with_their_index() {
+    let engine = start(brisk()).await;
+    let mut body = json!({"prompt": ["first", "second"], "n": 2, "max_tokens": 9, "ignore_eos": true});
+    let whole: Value = post(&engine, "/v1/completions", &body).await.unwrap().json().await.unwrap();
+    let texts: Vec<&str> = whole["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+    assert_eq!((texts.len(), &whole["usage"]["completion_tokens"]), (4, &json!(36)));
+    assert_eq!(whole["usage"]["prompt_tokens"], 4);
+    assert_ne!(texts[0], texts[1]);
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({"include_usage": true});
+    let streamed = post(&engine, "/v1/completions", &body).await.unwrap().text().await.unwrap();
+    let events = events(&streamed);
+    let (usage, chunks) = events.split_last().unwrap();
+    assert_eq!(usage["usage"]["completion_tokens"], 36);
+    let mut pieces = vec![String::new(); 4];
+    for choice in chunks.iter().map(|chunk| &chunk["choices"][0]) {
+        pieces[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+    }
+    assert_eq!(pieces, texts);
+    assert_eq!(engine.state().requests_total, 2);
+}
+
+#[tokio::test]
+async fn records_keep_the_headers_that_gateways_add() {
+    let engine = start(Profile::instant()).await;
+    let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", engine.url()));
+    let request = request.header("X-Request-Id", "r1").header("x-other", "1").header("accept", "*/*");
+    request.json(&chat("x", 3, false)).send().await.unwrap();
+    let record = engine.records().remove(0);
+    assert_eq!(record.request_id.as_deref(), Some("r1"));
+    assert!(record.headers.contains(&("x-other".to_owned(), "1".to_owned())), "{record:?}");
+    assert_eq!(record.headers.len(), 2);
+}
+
+#[tokio::test]
 async fn a_conversations_next_turn_finds_prompt_and_reply_in_the_cache() {
     let engine = start(Profile::instant()).await;
     let question = "q".repeat(1_000);

@@ -72,11 +72,22 @@ struct StreamOptions {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Generation {
     pub(crate) api: Api,
-    pub(crate) prompt: Prompt,
-    pub(crate) reply: Reply,
-    pub(crate) finish_reason: &'static str,
+    /// One for each prompt and each of `n`, by index; at least one.
+    pub(crate) choices: Vec<Choice>,
+    /// Over all prompts; `n` does not count.
+    pub(crate) prompt_tokens: u64,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+}
+
+/// One sequence to generate.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) prompt: Prompt,
+    /// The first one of its prompt; the others of `n` find the prompt in the cache.
+    pub(crate) is_first: bool,
+    pub(crate) reply: Reply,
+    pub(crate) finish_reason: &'static str,
 }
 
 /// What the engine allows.
@@ -87,6 +98,9 @@ pub(crate) struct Limits<'a> {
     pub(crate) mean_output_tokens: f64,
 }
 
+/// The most choices of one prompt.
+const MAX_N: u64 = 128;
+
 /// Reads a request body.
 pub(crate) fn parse(api: Api, body: &[u8], limits: Limits<'_>) -> Result<Generation, ApiError> {
     let raw: Raw = serde_json::from_slice(body).map_err(|error| ApiError::bad(None, error.to_string()))?;
@@ -94,28 +108,44 @@ pub(crate) fn parse(api: Api, body: &[u8], limits: Limits<'_>) -> Result<Generat
     if let Some(wanted) = raw.model.as_deref().filter(|wanted| *wanted != model) {
         return Err(ApiError::not_found(Some("model"), format!("The model `{wanted}` does not exist.")));
     }
-    if raw.n.is_some_and(|n| n != 1) {
-        return Err(ApiError::bad(Some("n"), "this simulator generates one choice per request"));
-    }
-    let rendered = match api {
-        Api::Chat => render_chat(&raw)?,
-        Api::Completions => render_prompt(raw.prompt.as_ref())?,
+    let n = raw.n.unwrap_or(1);
+    let Some(n) = u64::try_from(n).ok().filter(|n| (1..=MAX_N).contains(n)) else {
+        return Err(ApiError::bad(Some("n"), format!("n must be between 1 and {MAX_N}, got {n}.")));
     };
-    let prompt = Prompt::new(rendered, &[model, raw.cache_salt.as_deref().unwrap_or("")]);
-    let (tokens, finish_reason) = output_length(api, &raw, &prompt, limits)?;
+    let rendered = match api {
+        Api::Chat => vec![render_chat(&raw)?],
+        Api::Completions => render_prompts(raw.prompt.as_ref())?,
+    };
+    let mut choices = Vec::new();
+    let mut prompt_tokens = 0;
+    for bytes in rendered {
+        let prompt = Prompt::new(bytes, &[model, raw.cache_salt.as_deref().unwrap_or("")]);
+        let hash = prompt.hash();
+        prompt_tokens += prompt.tokens();
+        for nth in 0..n {
+            let seed = hash.wrapping_add(nth);
+            let (tokens, finish_reason) = output_length(api, &raw, prompt.tokens(), seed, limits)?;
+            let reply = Reply::new(seed, tokens);
+            choices.push(Choice { prompt: prompt.clone(), is_first: nth == 0, reply, finish_reason });
+        }
+    }
     Ok(Generation {
         api,
-        reply: Reply::new(prompt.hash(), tokens),
-        prompt,
-        finish_reason,
+        choices,
+        prompt_tokens,
         stream: raw.stream.unwrap_or(false),
         include_usage: raw.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
     })
 }
 
-fn output_length(api: Api, raw: &Raw, prompt: &Prompt, limits: Limits<'_>) -> Result<(u64, &'static str), ApiError> {
+fn output_length(
+    api: Api,
+    raw: &Raw,
+    prompt_tokens: u64,
+    seed: u64,
+    limits: Limits<'_>,
+) -> Result<(u64, &'static str), ApiError> {
     let window = limits.max_model_len;
-    let prompt_tokens = prompt.tokens();
     let too_long = |asked: String| {
         let message = format!("This model's maximum context length is {window} tokens. However, {asked}");
         Err(ApiError::bad(None, message))
@@ -146,7 +176,7 @@ fn output_length(api: Api, raw: &Raw, prompt: &Prompt, limits: Limits<'_>) -> Re
     if raw.ignore_eos.unwrap_or(false) {
         return Ok((max, "length"));
     }
-    let natural = natural_length(prompt.hash(), limits.mean_output_tokens).max(min);
+    let natural = natural_length(seed, limits.mean_output_tokens).max(min);
     Ok(if natural < max { (natural, "stop") } else { (max, "length") })
 }
 
@@ -188,28 +218,37 @@ fn render_part(part: &Value, out: &mut Vec<u8>) {
     }
 }
 
-/// A text, or token numbers; or an array of exactly one of these.
-fn render_prompt(prompt: Option<&Value>) -> Result<Vec<u8>, ApiError> {
-    let bad = |message: &str| Err(ApiError::bad(Some("prompt"), message));
+/// A text, or token numbers; or an array of these.
+fn render_prompts(prompt: Option<&Value>) -> Result<Vec<Vec<u8>>, ApiError> {
+    let bad = |message: &str| ApiError::bad(Some("prompt"), message);
     match prompt {
-        Some(Value::String(text)) => Ok(text.as_bytes().to_vec()),
+        Some(text @ Value::String(_)) => Ok(vec![render_prompt(text)?]),
         Some(Value::Array(items)) => match items.as_slice() {
-            [] => bad("prompt: must not be empty"),
-            [one @ (Value::String(_) | Value::Array(_))] => render_prompt(Some(one)),
-            [Value::Number(_), ..] => {
-                let mut out = Vec::with_capacity(items.len() * TOKEN_BYTES);
-                for item in items {
-                    let Some(token) = item.as_u64().and_then(|token| u32::try_from(token).ok()) else {
-                        return bad("prompt: a token number is not an unsigned 32-bit number");
-                    };
-                    out.extend_from_slice(&token.to_le_bytes());
-                }
-                Ok(out)
-            }
-            _ => bad("prompt: this simulator takes one prompt per request"),
+            [] => Err(bad("prompt: must not be empty")),
+            [Value::Number(_), ..] => Ok(vec![render_ids(items)?]),
+            _ => items.iter().map(render_prompt).collect(),
         },
-        _ => bad("prompt: a string or an array of token numbers is required"),
+        _ => Err(bad("prompt: a string or an array of token numbers is required")),
     }
+}
+
+fn render_prompt(prompt: &Value) -> Result<Vec<u8>, ApiError> {
+    match prompt {
+        Value::String(text) => Ok(text.as_bytes().to_vec()),
+        Value::Array(ids) if !ids.is_empty() => render_ids(ids),
+        _ => Err(ApiError::bad(Some("prompt"), "prompt: neither a string nor an array of token numbers")),
+    }
+}
+
+fn render_ids(ids: &[Value]) -> Result<Vec<u8>, ApiError> {
+    let mut out = Vec::with_capacity(ids.len() * TOKEN_BYTES);
+    for id in ids {
+        let Some(id) = id.as_u64().and_then(|id| u32::try_from(id).ok()) else {
+            return Err(ApiError::bad(Some("prompt"), "prompt: a token number is not an unsigned 32-bit number"));
+        };
+        out.extend_from_slice(&id.to_le_bytes());
+    }
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -227,6 +266,12 @@ mod tests {
         parse(Api::Completions, format!(r#"{{"prompt":{prompt}}}"#).as_bytes(), LIMITS)
     }
 
+    fn only(result: Result<Generation, ApiError>) -> Choice {
+        let mut choices = result.unwrap().choices;
+        assert_eq!(choices.len(), 1);
+        choices.remove(0)
+    }
+
     fn refused(result: Result<Generation, ApiError>) -> (u16, Option<&'static str>) {
         let error = result.unwrap_err();
         (error.status, error.param)
@@ -234,25 +279,36 @@ mod tests {
 
     #[test]
     fn the_output_length_is_what_was_asked_for() {
-        let exact = chat(r#","max_tokens":128,"min_tokens":128"#).unwrap();
+        let exact = only(chat(r#","max_tokens":128,"min_tokens":128"#));
         assert_eq!((exact.reply.tokens, exact.finish_reason), (128, "length"));
-        let exact = chat(r#","max_completion_tokens":128,"max_tokens":5,"ignore_eos":true"#).unwrap();
+        let exact = only(chat(r#","max_completion_tokens":128,"max_tokens":5,"ignore_eos":true"#));
         assert_eq!((exact.reply.tokens, exact.finish_reason), (128, "length"));
-        assert!(chat(r#","max_tokens":2"#).unwrap().reply.tokens <= 2);
-        assert!(chat(r#","min_tokens":500"#).unwrap().reply.tokens >= 500);
+        assert!(only(chat(r#","max_tokens":2"#)).reply.tokens <= 2);
+        assert!(only(chat(r#","min_tokens":500"#)).reply.tokens >= 500);
         assert_eq!(chat("").unwrap(), chat("").unwrap());
-        assert!(completion(r#""x""#).unwrap().reply.tokens <= 16);
-        assert_eq!(chat(r#","ignore_eos":true"#).unwrap().reply.tokens, 1_000 - chat("").unwrap().prompt.tokens());
+        assert!(only(completion(r#""x""#)).reply.tokens <= 16);
+        assert_eq!(only(chat(r#","ignore_eos":true"#)).reply.tokens, 1_000 - chat("").unwrap().prompt_tokens);
     }
 
     #[test]
     fn prompts_come_as_text_or_tokens() {
-        assert_eq!(completion("[1,2,3]").unwrap().prompt.tokens(), 3);
-        assert_eq!(completion("[[1,2,3]]").unwrap().prompt.tokens(), 3);
-        assert_eq!(completion(r#"["12345678"]"#).unwrap().prompt.tokens(), 2);
+        assert_eq!(completion("[1,2,3]").unwrap().prompt_tokens, 3);
+        assert_eq!(completion("[[1,2,3]]").unwrap().prompt_tokens, 3);
+        assert_eq!(completion(r#"["12345678"]"#).unwrap().prompt_tokens, 2);
         let parts = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"hello"}]}]}"#;
-        assert_eq!(parse(Api::Chat, parts.as_bytes(), LIMITS).unwrap().prompt, chat("").unwrap().prompt);
-        assert_ne!(chat(r#","cache_salt":"s""#).unwrap().prompt, chat("").unwrap().prompt);
+        assert_eq!(parse(Api::Chat, parts.as_bytes(), LIMITS), chat(""));
+        assert_ne!(only(chat(r#","cache_salt":"s""#)).prompt, only(chat("")).prompt);
+    }
+
+    #[test]
+    fn several_prompts_and_several_choices_of_each() {
+        let body = br#"{"prompt":["a",[1,2]],"n":2}"#;
+        let several = parse(Api::Completions, body, LIMITS).unwrap();
+        assert_eq!((several.choices.len(), several.prompt_tokens), (4, 3));
+        let firsts: Vec<bool> = several.choices.iter().map(|choice| choice.is_first).collect();
+        assert_eq!(firsts, [true, false, true, false]);
+        assert_eq!(several.choices[0].prompt, several.choices[1].prompt);
+        assert_ne!(several.choices[0].reply, several.choices[1].reply);
     }
 
     #[test]
@@ -264,10 +320,10 @@ mod tests {
         assert_eq!(refused(chat(r#","max_tokens":0"#)), (400, Some("max_tokens")));
         assert_eq!(refused(chat(r#","max_tokens":10,"min_tokens":11"#)), (400, Some("min_tokens")));
         assert_eq!(refused(chat(r#","max_tokens":1000"#)), (400, None));
-        assert_eq!(refused(chat(r#","n":2"#)), (400, Some("n")));
+        assert_eq!(refused(chat(r#","n":0"#)), (400, Some("n")));
         assert_eq!(refused(completion(&format!("\"{}\"", "x".repeat(4_000)))), (400, None));
         assert_eq!(refused(completion("[]")), (400, Some("prompt")));
-        assert_eq!(refused(completion(r#"["a","b"]"#)), (400, Some("prompt")));
+        assert_eq!(refused(completion(r#"["a",7]"#)), (400, Some("prompt")));
         assert_eq!(refused(completion("null")), (400, Some("prompt")));
     }
 }

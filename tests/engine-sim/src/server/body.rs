@@ -10,9 +10,10 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
+use super::api::{Choice, Generation};
 use super::core::{Flight, Ticket};
 use super::sse::Script;
-use super::subscriber::Progress;
+use super::subscriber::{News, Progress};
 
 /// Ends a connection without a proper end of its response.
 #[derive(Debug, thiserror::Error)]
@@ -60,12 +61,23 @@ pub(crate) struct Events {
     reset: ResetFlag,
     /// Stop after so many tokens, wait, cut.
     fault: Option<(u64, Until)>,
-    sent: u64,
+    choices: Vec<Sent>,
+    cached_tokens: u64,
     over: bool,
+}
+
+/// How far a choice is.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    is_first: bool,
+    tokens: u64,
+    due: u64,
+    done: bool,
 }
 
 impl Events {
     pub(crate) fn new(
+        generation: &Generation,
         script: Script,
         news: mpsc::UnboundedReceiver<Progress>,
         ticket: Ticket,
@@ -73,7 +85,9 @@ impl Events {
         reset: ResetFlag,
         fault: Option<(u64, Until)>,
     ) -> Self {
-        Self { script, news, ticket, _flight: flight, reset, fault, sent: 0, over: false }
+        let unsent = |choice: &Choice| Sent { is_first: choice.is_first, tokens: 0, due: 0, done: false };
+        let choices = generation.choices.iter().map(unsent).collect();
+        Self { script, news, ticket, _flight: flight, reset, fault, choices, cached_tokens: 0, over: false }
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
@@ -81,40 +95,47 @@ impl Events {
             return Poll::Ready(None);
         }
         let limit = self.fault.as_ref().map_or(u64::MAX, |(after, _)| *after);
-        if self.sent >= limit
+        let mut sent: u64 = self.choices.iter().map(|choice| choice.tokens).sum();
+        if sent >= limit
             && let Some((_, until)) = &mut self.fault
         {
             ready!(until.as_mut().poll(cx));
             return Poll::Ready(Some(Err(self.reset.cut())));
         }
-        let mut due = 0;
-        let mut end = None;
-        while let Poll::Ready(news) = self.news.poll_recv(cx) {
+        while !self.choices.iter().all(|choice| choice.done)
+            && let Poll::Ready(progress) = self.news.poll_recv(cx)
+        {
+            // Without a sender, the engine was restarted.
+            let Some(Progress { choice, news }) = progress else {
+                return Poll::Ready(Some(Err(self.reset.cut())));
+            };
+            let Some(choice) = self.choices.get_mut(choice) else {
+                continue;
+            };
             match news {
-                Some(Progress::Tokens(count)) => due += count,
-                Some(Progress::Done { cached_tokens }) => {
-                    end = Some(cached_tokens);
-                    break;
+                News::Tokens(count) => choice.due += count,
+                News::Done { cached_tokens } => {
+                    choice.done = true;
+                    self.cached_tokens += if choice.is_first { cached_tokens } else { 0 };
                 }
-                // The engine was restarted.
-                None => return Poll::Ready(Some(Err(self.reset.cut()))),
             }
         }
-        if end.is_some() {
-            self.ticket.done();
-        }
-        let count = due.min(limit - self.sent);
         let mut out = Vec::with_capacity(512);
-        if count > 0 {
-            self.script.tokens_event(self.sent, count, &mut out);
-            self.sent += count;
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            let count = choice.due.min(limit - sent);
+            if count > 0 {
+                self.script.tokens_event(index, choice.tokens, count, &mut out);
+                choice.tokens += count;
+                choice.due = 0;
+                sent += count;
+            }
         }
-        if let Some(cached_tokens) = end
-            && self.sent >= self.script.tokens()
-            && self.sent < limit
-        {
-            self.script.end(cached_tokens, &mut out);
-            self.over = true;
+        if self.choices.iter().all(|choice| choice.done) {
+            self.ticket.done();
+            if sent >= self.script.tokens() && sent < limit {
+                self.script.end(self.cached_tokens, &mut out);
+                self.over = true;
+            }
         }
         if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(out.into()))) }
     }

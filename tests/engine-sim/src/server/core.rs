@@ -1,19 +1,26 @@
 //! The model behind a lock, on the wall clock, with those who wait for its events.
 
+mod guards;
+mod readings;
+
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
 
-use super::api::Generation;
+use super::api::{Choice, Generation};
 use super::config::EngineConfig;
 use super::fault::{Fault, FaultKind, Faults, Refusal};
 use super::launch_args::LaunchArgs;
-use super::state::{Outcome, RequestRecord, State};
+use super::state::{Outcome, RequestRecord};
 use super::subscriber::{Subscriber, Waiter};
-use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, Stats, SubmitError};
+use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, SubmitError};
+
+pub(crate) use guards::{Flight, Ticket};
+pub(crate) use readings::Reading;
 
 /// Records kept.
 const RECORDS: usize = 1_000;
@@ -70,68 +77,6 @@ pub(crate) struct Finished {
     pub(crate) abort: u64,
 }
 
-/// What [`super::metrics`] shows.
-#[derive(Debug, Clone)]
-pub(crate) struct Reading {
-    pub(crate) stats: Stats,
-    pub(crate) profile: Arc<Profile>,
-    pub(crate) launch_args: LaunchArgs,
-    /// Generation requests ever received, and the most that were under way together at the HTTP level.
-    pub(crate) requests: u64,
-    pub(crate) in_flight_max: usize,
-    /// Requests that hang before they reached the model.
-    pub(crate) hanging: usize,
-    pub(crate) finished: Finished,
-    pub(crate) started_s: f64,
-}
-
-/// A request in the model. Dropped before [`Self::done`], it is cancelled.
-#[derive(Debug)]
-pub(crate) struct Ticket {
-    core: Arc<Core>,
-    pub(crate) id: u64,
-    done: bool,
-}
-
-impl Ticket {
-    /// Nothing is left to cancel.
-    pub(crate) fn done(&mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if !self.done {
-            self.core.cancel(self.id);
-        }
-    }
-}
-
-/// A generation request at the HTTP level, counted until dropped.
-#[derive(Debug)]
-pub(crate) struct Flight {
-    core: Arc<Core>,
-    hanging: bool,
-}
-
-impl Flight {
-    /// It never reaches the model; `/metrics` shows it as running all the same, as an engine that is stuck would.
-    pub(crate) fn hangs(&mut self) {
-        if !std::mem::replace(&mut self.hanging, true) {
-            self.core.lock().http.hanging += 1;
-        }
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        let http = &mut self.core.lock().http;
-        http.in_flight -= 1;
-        http.hanging -= usize::from(self.hanging);
-    }
-}
-
 impl Core {
     pub(crate) fn new(config: EngineConfig) -> Result<Self, ProfileError> {
         let profile = Arc::new(config.effective_profile(&LaunchArgs::parse(&config.launch_args))?);
@@ -185,7 +130,7 @@ impl Core {
         http.in_flight_max = http.in_flight_max.max(http.in_flight);
         let fault = inner.faults.draw(std::time::Instant::now());
         inner.http.faults += u64::from(fault.is_some());
-        (Flight { core: self.clone(), hanging: false }, fault)
+        (Flight::new(self.clone()), fault)
     }
 
     /// A generation request was invalid.
@@ -193,43 +138,51 @@ impl Core {
         self.lock().http.refused += 1;
     }
 
-    /// Hands a request to the model; `slow` is its slowdown factor.
+    /// Hands a request to the model; `slow` is its slowdown factor, `headers` go into its records.
     pub(crate) fn submit(
         self: &Arc<Self>,
         profile: &Profile,
         generation: &Generation,
         slow: f64,
-        request_id: Option<String>,
+        headers: &[(String, String)],
     ) -> Result<(Ticket, Waiter), SubmitError> {
         // Hashing is the expensive part, so it stays outside the lock.
-        let blocks = generation.prompt.blocks(&generation.reply, profile.block_size_tokens);
-        let mut inner = self.lock();
+        let mut requests: Vec<Request> = generation.choices.iter().map(|choice| sequence(choice, profile)).collect();
+        let mut guard = self.lock();
+        let inner = &mut *guard;
         let now = self.now();
-        let id = inner.next_id;
-        inner.next_id += 1;
-        let mut request = Request::new(id, generation.prompt.tokens(), generation.reply.tokens)
-            .with_blocks(blocks.prompt, blocks.output);
-        request.stream = generation.stream;
-        request.slow = slow;
-        inner.model.submit(now, request)?;
-        let (subscriber, waiter) = Subscriber::new(id, generation, request_id, now);
-        inner.subscribers.insert(id, subscriber);
+        let first = inner.next_id;
+        inner.next_id += requests.len() as u64;
+        let mut ticket = Ticket::new(self.clone(), first..first);
+        for (id, mut request) in (first..).zip(requests.drain(..)) {
+            (request.id, request.stream, request.slow) = (id, generation.stream, slow);
+            if let Err(error) = inner.model.submit(now, request) {
+                // Before the ticket, which takes it to cancel those already in.
+                drop(guard);
+                return Err(error);
+            }
+            ticket.add(id);
+        }
+        let (subscribers, waiter) = Subscriber::all(first, generation, headers, now);
+        inner.subscribers.extend(subscribers.into_iter().map(|subscriber| (subscriber.id(), subscriber)));
         // What takes no time is done here and now, without a detour over the timer.
         inner.model.advance(now);
         inner.dispatch();
-        self.rearm(&mut inner);
-        Ok((Ticket { core: self.clone(), id, done: false }, waiter))
+        self.rearm(inner);
+        Ok((ticket, waiter))
     }
 
-    fn cancel(&self, id: u64) {
+    fn cancel(&self, ids: Range<u64>) {
         let mut inner = self.lock();
         let now = self.now();
-        let gone = inner.model.cancel(now, id);
-        inner.dispatch();
-        if gone {
-            inner.finished.abort += 1;
-            if let Some(subscriber) = inner.subscribers.remove(&id) {
-                inner.keep(subscriber, now, Outcome::Cancelled);
+        for id in ids {
+            let gone = inner.model.cancel(now, id);
+            inner.dispatch();
+            if gone {
+                inner.finished.abort += 1;
+                if let Some(subscriber) = inner.subscribers.remove(&id) {
+                    inner.keep(subscriber, now, Outcome::Cancelled);
+                }
             }
         }
         self.rearm(&mut inner);
@@ -312,72 +265,6 @@ impl Core {
     pub(crate) fn refusal(&self) -> watch::Receiver<Option<Refusal>> {
         self.refusal.subscribe()
     }
-
-    pub(crate) fn reset_max(&self) {
-        let mut inner = self.lock();
-        inner.model.reset_max();
-        inner.http.in_flight_max = inner.http.in_flight;
-    }
-
-    pub(crate) fn records(&self) -> Vec<RequestRecord> {
-        self.lock().records.iter().cloned().collect()
-    }
-
-    pub(crate) fn reading(&self) -> Reading {
-        let mut inner = self.lock();
-        self.catch_up(&mut inner);
-        Reading {
-            stats: inner.model.stats(),
-            profile: inner.process.profile.clone(),
-            launch_args: LaunchArgs::parse(&inner.process.launch_args),
-            requests: inner.http.requests,
-            in_flight_max: inner.http.in_flight_max,
-            hanging: inner.http.hanging,
-            finished: inner.finished,
-            started_s: inner.process.started_s,
-        }
-    }
-
-    pub(crate) fn state(&self) -> State {
-        let mut inner = self.lock();
-        self.catch_up(&mut inner);
-        let stats = inner.model.stats();
-        let fault = inner.faults.current(std::time::Instant::now()).clone();
-        let (http, process) = (&inner.http, &inner.process);
-        State {
-            name: self.config.name.clone(),
-            model: self.config.model.clone(),
-            profile: process.profile.name.clone(),
-            launch_args: process.launch_args.clone(),
-            alive: process.alive,
-            process_start_time_seconds: process.started_s,
-            restarts: process.restarts,
-            running: stats.running,
-            waiting: stats.waiting,
-            running_max: stats.running_max,
-            in_flight: http.in_flight,
-            in_flight_max: http.in_flight_max,
-            hanging: http.hanging,
-            requests_total: http.requests,
-            faults_total: http.faults,
-            refused_total: http.refused,
-            finished_total: stats.finished,
-            cancelled_total: stats.cancelled,
-            prompt_tokens_total: stats.prompt_tokens,
-            generation_tokens_total: stats.generated_tokens,
-            prefix_cache_queries_total: stats.cache_query_tokens,
-            prefix_cache_hits_total: stats.cache_hit_tokens,
-            kv_cache_usage: stats.kv_usage,
-            cold_tokens_left: stats.cold_tokens_left,
-            fault,
-        }
-    }
-
-    fn catch_up(&self, inner: &mut Inner) {
-        inner.model.advance(self.now());
-        inner.dispatch();
-        self.rearm(inner);
-    }
 }
 
 impl Inner {
@@ -419,6 +306,12 @@ impl Inner {
         }
         self.records.push_back(subscriber.close(at, outcome));
     }
+}
+
+/// A choice as the model sees it, without a name yet.
+fn sequence(choice: &Choice, profile: &Profile) -> Request {
+    let blocks = choice.prompt.blocks(&choice.reply, profile.block_size_tokens);
+    Request::new(0, choice.prompt.tokens(), choice.reply.tokens).with_blocks(blocks.prompt, blocks.output)
 }
 
 /// Keeps the model going: sleeps until its next event, or until a submission brings an earlier one.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
 use serde::Deserialize;
 use tokio::time::sleep;
@@ -87,7 +87,7 @@ async fn generate(
     api: Api,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Cut> {
-    let request_id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let headers = noted(request.headers());
     let (mut flight, fault) = core.enter();
     let Ok(body) = request.into_body().collect().await.map(|body| body.to_bytes()) else {
         return Err(Cut);
@@ -120,23 +120,27 @@ async fn generate(
         Err(error) => return Ok(refuse(&core, &error)),
     };
     drop(body);
-    let (mut ticket, waiter) = match core.submit(&profile, &generation, slow, request_id) {
+    let (mut ticket, waiter) = match core.submit(&profile, &generation, slow, &headers) {
         Ok(submitted) => submitted,
         Err(error) => return Ok(refuse(&core, &ApiError::bad(None, error.to_string()))),
     };
-    let script = Script::new(&generation, &core.config.model, &core.config.name, ticket.id);
+    let script = Script::new(&generation, &core.config.model, &core.config.name, ticket.id());
     let fault = mid_stream.map(|(after, hang)| -> (u64, Until) {
         (after, if hang { Box::pin(core.end_of_life()) } else { Box::pin(pause()) })
     });
     match waiter {
         Waiter::Stream(news) => {
-            let events = Events::new(script, news, ticket, flight, reset, fault);
+            let events = Events::new(&generation, script, news, ticket, flight, reset, fault);
             let mut response = Response::new(Answer::Events(Box::new(events)));
             content_type(&mut response, "text/event-stream; charset=utf-8");
             Ok(response)
         }
-        Waiter::Whole(result) => {
-            let cached_tokens = result.await.map_err(|_| reset.cut())?;
+        Waiter::Whole(results) => {
+            let mut cached_tokens = 0;
+            for (result, choice) in results.into_iter().zip(&generation.choices) {
+                let cached = result.await.map_err(|_| reset.cut())?;
+                cached_tokens += if choice.is_first { cached } else { 0 };
+            }
             ticket.done();
             let whole = Bytes::from(script.whole(cached_tokens));
             let Some((_, until)) = fault else {
@@ -149,6 +153,12 @@ async fn generate(
             Ok(response)
         }
     }
+}
+
+/// The headers that go into the record: those that gateways and tests add.
+fn noted(headers: &HeaderMap) -> Vec<(String, String)> {
+    let ours = headers.iter().filter(|(name, _)| name.as_str().starts_with("x-"));
+    ours.map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())).collect()
 }
 
 /// Lets what was sent reach the client; the time runs from the first poll, not from now.

@@ -10,9 +10,8 @@ use super::prompt::Reply;
 #[derive(Debug)]
 pub(crate) struct Script {
     api: Api,
-    reply: Reply,
+    choices: Vec<(Reply, &'static str)>,
     prompt_tokens: u64,
-    finish_reason: &'static str,
     include_usage: bool,
     /// `{"id":...,"model":...,"choices":[`
     prefix: String,
@@ -30,62 +29,73 @@ impl Script {
         let created = unix_seconds() as u64;
         Self {
             api: generation.api,
-            reply: generation.reply,
-            prompt_tokens: generation.prompt.tokens(),
-            finish_reason: generation.finish_reason,
+            choices: generation.choices.iter().map(|choice| (choice.reply, choice.finish_reason)).collect(),
+            prompt_tokens: generation.prompt_tokens,
             include_usage: generation.include_usage,
             prefix: format!(r#"{{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":["#),
         }
     }
 
-    /// Tokens in all.
+    /// Output tokens of all choices.
     pub(crate) fn tokens(&self) -> u64 {
-        self.reply.tokens
+        self.choices.iter().map(|(reply, _)| reply.tokens).sum()
     }
 
     /// The whole response as JSON.
     pub(crate) fn whole(&self, cached_tokens: u64) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.prefix.len() + 400 + self.reply.tokens as usize * 4);
+        let mut out = Vec::with_capacity(self.prefix.len() + 400 + self.tokens() as usize * 4);
         out.extend_from_slice(self.prefix.as_bytes());
-        out.extend_from_slice(match self.api {
-            Api::Chat => br#"{"index":0,"message":{"role":"assistant","content":""#.as_slice(),
-            Api::Completions => br#"{"index":0,"text":""#,
-        });
-        self.reply.write(0, self.reply.tokens, &mut out);
-        out.extend_from_slice(match self.api {
-            Api::Chat => br#""},"logprobs":null,"finish_reason":""#.as_slice(),
-            Api::Completions => br#"","logprobs":null,"finish_reason":""#,
-        });
-        out.extend_from_slice(self.finish_reason.as_bytes());
-        out.extend_from_slice(br#""}],"usage":"#);
+        for (index, (reply, finish_reason)) in self.choices.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            open_choice(index, &mut out);
+            out.extend_from_slice(match self.api {
+                Api::Chat => br#""message":{"role":"assistant","content":""#.as_slice(),
+                Api::Completions => br#""text":""#,
+            });
+            reply.write(0, reply.tokens, &mut out);
+            out.extend_from_slice(match self.api {
+                Api::Chat => br#""},"logprobs":null,"finish_reason":""#.as_slice(),
+                Api::Completions => br#"","logprobs":null,"finish_reason":""#,
+            });
+            out.extend_from_slice(finish_reason.as_bytes());
+            out.extend_from_slice(br#""}"#);
+        }
+        out.extend_from_slice(br#"],"usage":"#);
         out.extend_from_slice(self.usage(cached_tokens).as_bytes());
         out.push(b'}');
         out
     }
 
-    /// The event with `count` tokens from `from`; before the first token there is one with the role, and the one with the
+    /// The event with `count` tokens of a choice from `from`; before the first token there is one with the role, and the one with the
     /// last token has the reason why it is the last.
-    pub(crate) fn tokens_event(&self, from: u64, count: u64, out: &mut Vec<u8>) {
+    pub(crate) fn tokens_event(&self, index: usize, from: u64, count: u64, out: &mut Vec<u8>) {
+        let Some((reply, finish_reason)) = self.choices.get(index) else {
+            return;
+        };
         if from == 0 && self.api == Api::Chat {
             self.open(out);
+            open_choice(index, out);
             out.extend_from_slice(
-                br#"{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
+                br#""delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
             );
             out.extend_from_slice(b"\n\n");
         }
         self.open(out);
+        open_choice(index, out);
         out.extend_from_slice(match self.api {
-            Api::Chat => br#"{"index":0,"delta":{"content":""#.as_slice(),
-            Api::Completions => br#"{"index":0,"text":""#,
+            Api::Chat => br#""delta":{"content":""#.as_slice(),
+            Api::Completions => br#""text":""#,
         });
-        self.reply.write(from, count, out);
+        reply.write(from, count, out);
         out.extend_from_slice(match self.api {
             Api::Chat => br#""},"logprobs":null,"finish_reason":"#.as_slice(),
             Api::Completions => br#"","logprobs":null,"finish_reason":"#,
         });
-        if from + count >= self.reply.tokens {
+        if from + count >= reply.tokens {
             out.push(b'"');
-            out.extend_from_slice(self.finish_reason.as_bytes());
+            out.extend_from_slice(finish_reason.as_bytes());
             out.push(b'"');
         } else {
             out.extend_from_slice(b"null");
@@ -110,7 +120,7 @@ impl Script {
     }
 
     fn usage(&self, cached_tokens: u64) -> String {
-        let (prompt, output) = (self.prompt_tokens, self.reply.tokens);
+        let (prompt, output) = (self.prompt_tokens, self.tokens());
         let mut usage = String::with_capacity(128);
         // Writing to a string cannot fail.
         let _ = write!(
@@ -120,4 +130,10 @@ impl Script {
         );
         usage
     }
+}
+
+fn open_choice(index: usize, out: &mut Vec<u8>) {
+    out.extend_from_slice(br#"{"index":"#);
+    out.extend_from_slice(index.to_string().as_bytes());
+    out.push(b',');
 }

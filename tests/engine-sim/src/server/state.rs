@@ -71,13 +71,15 @@ pub enum Outcome {
     Lost,
 }
 
-/// One request that reached the model.
+/// One sequence that reached the model: a request with several prompts or `n` leaves several.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RequestRecord {
     /// Number within this engine.
     pub id: u64,
     /// `x-request-id` of the request, if any.
     pub request_id: Option<String>,
+    /// Those request headers whose names begin with `x-`, in lower case.
+    pub headers: Vec<(String, String)>,
     /// Arrival, in seconds since the epoch.
     pub start_s: f64,
     /// Whether it asked for a stream.

@@ -7,20 +7,27 @@ use super::core::unix_seconds;
 use super::state::{Outcome, RequestRecord};
 use crate::model::{EventKind, Nanos};
 
-/// News of a streaming request.
+/// News of one choice of a streaming request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Progress {
+pub(crate) struct Progress {
+    pub(crate) choice: usize,
+    pub(crate) news: News,
+}
+
+/// What is new.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum News {
     /// So many more tokens.
     Tokens(u64),
     /// That was the last one; so many prompt tokens had been in the cache.
     Done { cached_tokens: u64 },
 }
 
-/// Waits for a request. The sender is dropped when the engine restarts.
+/// Waits for a request. Senders are dropped when the engine restarts.
 #[derive(Debug)]
 pub(crate) enum Waiter {
-    /// All at once; the value is the number of cached prompt tokens.
-    Whole(oneshot::Receiver<u64>),
+    /// All at once, by choice; the value is the number of cached prompt tokens.
+    Whole(Vec<oneshot::Receiver<u64>>),
     /// Token by token.
     Stream(mpsc::UnboundedReceiver<Progress>),
 }
@@ -28,10 +35,24 @@ pub(crate) enum Waiter {
 #[derive(Debug)]
 enum Sink {
     Whole(oneshot::Sender<u64>),
-    Stream(mpsc::UnboundedSender<Progress>),
+    Stream(usize, mpsc::UnboundedSender<Progress>),
 }
 
-/// The other end of a [`Waiter`], and the record that the request will leave.
+impl Sink {
+    /// One per choice, and their other end.
+    fn pairs(generation: &Generation) -> (Vec<Self>, Waiter) {
+        let count = generation.choices.len();
+        if generation.stream {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            ((0..count).map(|n| Self::Stream(n, sender.clone())).collect(), Waiter::Stream(receiver))
+        } else {
+            let (senders, receivers): (Vec<_>, Vec<_>) = (0..count).map(|_| oneshot::channel()).unzip();
+            (senders.into_iter().map(Self::Whole).collect(), Waiter::Whole(receivers))
+        }
+    }
+}
+
+/// The other end of a [`Waiter`] for one choice, and the record that it will leave.
 #[derive(Debug)]
 pub(crate) struct Subscriber {
     sink: Sink,
@@ -42,34 +63,42 @@ pub(crate) struct Subscriber {
 }
 
 impl Subscriber {
-    /// For a request submitted at the model time `submitted`.
-    pub(crate) fn new(
-        id: u64,
+    /// One per choice of a request submitted at the model time `submitted`; ids count up from `first_id`.
+    pub(crate) fn all(
+        first_id: u64,
         generation: &Generation,
-        request_id: Option<String>,
+        headers: &[(String, String)],
         submitted: Nanos,
-    ) -> (Self, Waiter) {
-        let (sink, waiter) = if generation.stream {
-            let (sender, receiver) = mpsc::unbounded_channel();
-            (Sink::Stream(sender), Waiter::Stream(receiver))
-        } else {
-            let (sender, receiver) = oneshot::channel();
-            (Sink::Whole(sender), Waiter::Whole(receiver))
-        };
-        let record = RequestRecord {
-            id,
-            request_id,
-            start_s: unix_seconds(),
-            stream: generation.stream,
-            prompt_tokens: generation.prompt.tokens(),
-            cached_tokens: 0,
-            output_tokens: generation.reply.tokens,
-            ttft_ms: None,
-            e2e_ms: 0.0,
-            outcome: Outcome::Finished,
-        };
-        let finish_reason = generation.finish_reason;
-        (Self { sink, finish_reason, submitted, first_token: None, record }, waiter)
+    ) -> (Vec<Self>, Waiter) {
+        let (sinks, waiter) = Sink::pairs(generation);
+        let start_s = unix_seconds();
+        let request_id = headers.iter().find(|(name, _)| name == "x-request-id").map(|(_, value)| value);
+        let choices = (first_id..).zip(sinks).zip(&generation.choices);
+        let subscribers = choices.map(|((id, sink), choice)| Self {
+            sink,
+            finish_reason: choice.finish_reason,
+            submitted,
+            first_token: None,
+            record: RequestRecord {
+                id,
+                request_id: request_id.cloned(),
+                headers: headers.to_vec(),
+                start_s,
+                stream: generation.stream,
+                prompt_tokens: choice.prompt.tokens(),
+                cached_tokens: 0,
+                output_tokens: choice.reply.tokens,
+                ttft_ms: None,
+                e2e_ms: 0.0,
+                outcome: Outcome::Finished,
+            },
+        });
+        (subscribers.collect(), waiter)
+    }
+
+    /// The id of its sequence in the model.
+    pub(crate) fn id(&self) -> u64 {
+        self.record.id
     }
 
     /// Something happened short of the end.
@@ -78,7 +107,9 @@ impl Subscriber {
             (EventKind::Admitted { cached_tokens }, _) => self.record.cached_tokens = cached_tokens,
             (EventKind::FirstToken, _) => self.first_token = Some(at),
             // An error means that the client has just left; its ticket cancels the request.
-            (EventKind::Tokens { count }, Sink::Stream(sender)) => drop(sender.send(Progress::Tokens(count))),
+            (EventKind::Tokens { count }, Sink::Stream(choice, sender)) => {
+                let _ = sender.send(Progress { choice: *choice, news: News::Tokens(count) });
+            }
             (EventKind::Tokens { .. } | EventKind::Finished { .. }, _) => {}
         }
     }
@@ -94,7 +125,9 @@ impl Subscriber {
             // An error means that the client has just left, which is its business.
             match sink {
                 Sink::Whole(sender) => drop(sender.send(cached_tokens)),
-                Sink::Stream(sender) => drop(sender.send(Progress::Done { cached_tokens })),
+                Sink::Stream(choice, sender) => {
+                    let _ = sender.send(Progress { choice, news: News::Done { cached_tokens } });
+                }
             }
         }
         record
