@@ -1,2 +1,52 @@
-//! Placeholder while the workspace is laid out.
-fn main() {}
+//! The `weighbridge-prober` program.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use weighbridge_prober::config::Config;
+
+/// Measures every endpoint and tells every Envoy.
+#[derive(Parser)]
+#[command(version)]
+struct Options {
+    /// Serve with this configuration.
+    #[arg(long, value_name = "FILE", required_unless_present = "check", conflicts_with = "check")]
+    config: Option<PathBuf>,
+    /// Only say what is wrong with this configuration, and exit with 1 when something is.
+    #[arg(long, value_name = "FILE")]
+    check: Option<PathBuf>,
+}
+
+fn read(path: &PathBuf) -> anyhow::Result<Config> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    Config::parse(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if let Some(path) = &options.check {
+        read(path)?;
+        println!("{} is valid", path.display());
+        return Ok(());
+    }
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let config = read(&options.config.context("--config is missing")?)?;
+    let shutdown = CancellationToken::new();
+    let running = weighbridge_prober::run(config, shutdown.clone()).await?;
+    tracing::info!("listening api={} xds={}", running.api, running.xds);
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        shutdown.cancel();
+    });
+    running.stopped().await
+}

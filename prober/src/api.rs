@@ -1,0 +1,96 @@
+//! The REST API. [`router`] lists every route; one handler module per resource. Errors are
+//! `{"error": {"code", "message"}}`, and a message names the field, the value and what was expected.
+
+mod auth;
+mod endpoints;
+mod error;
+mod operations;
+mod status;
+mod views;
+
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post, put};
+use axum::{Router, middleware};
+use utoipa::OpenApi;
+
+pub use auth::Token;
+pub use endpoints::Registration;
+
+use crate::service::Service;
+
+/// The largest request body in bytes.
+const MAX_BODY: usize = 256 << 10;
+
+/// The whole API as a document.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Weighbridge prober",
+        description = "Weights, pins, probes and health of a fleet of inference engines"
+    ),
+    paths(
+        endpoints::list,
+        endpoints::one,
+        endpoints::register,
+        endpoints::remove,
+        operations::probe,
+        operations::pin,
+        operations::unpin,
+        operations::drain,
+        operations::undrain,
+        status::snapshot,
+        status::envoys,
+        status::signals,
+        status::healthz,
+        status::readyz,
+        status::metrics,
+        status::openapi,
+    )
+)]
+pub struct Document;
+
+/// All routes. With a token, everything under `/v1` needs it.
+pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
+    let guarded = Router::new()
+        .route("/v1/endpoints", get(endpoints::list).post(endpoints::register))
+        .route("/v1/endpoints/{id}", get(endpoints::one).delete(endpoints::remove))
+        .route("/v1/endpoints/{id}/probe", post(operations::probe))
+        .route("/v1/endpoints/{id}/pin", put(operations::pin).delete(operations::unpin))
+        .route("/v1/endpoints/{id}/drain", put(operations::drain).delete(operations::undrain))
+        .route("/v1/snapshot", get(status::snapshot))
+        .route("/v1/envoys", get(status::envoys))
+        .route("/v1/signals", post(status::signals))
+        .layer(middleware::from_fn_with_state(token.map(Arc::new), auth::check));
+    Router::new()
+        .merge(guarded)
+        .route("/healthz", get(status::healthz))
+        .route("/readyz", get(status::readyz))
+        .route("/metrics", get(status::metrics))
+        .route("/openapi.json", get(status::openapi))
+        .fallback(error::no_route)
+        .method_not_allowed_fallback(error::no_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(service)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The document and the router must not drift apart: every route that the source of `router` names is described.
+    #[test]
+    fn the_document_describes_every_route() {
+        let document = serde_json::to_value(Document::openapi()).unwrap();
+        let described: std::collections::BTreeSet<String> =
+            document["paths"].as_object().unwrap().keys().cloned().collect();
+        let source = include_str!("api.rs");
+        let routed: std::collections::BTreeSet<String> = source
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next().map(str::to_owned))
+            .collect();
+        assert_eq!(described, routed);
+        assert!(routed.len() >= 12);
+    }
+}

@@ -1,0 +1,49 @@
+//! The bearer token.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use subtle::ConstantTimeEq;
+
+use super::error::ApiError;
+
+/// A token that requests must bring. It is never shown.
+pub struct Token(Vec<u8>);
+
+impl Token {
+    /// Reads the file's first line.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is shorter than 16 bytes.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("api.token_file {}", path.display()))?;
+        let token = text.lines().next().unwrap_or_default().trim();
+        ensure!(token.len() >= 16, "api.token_file {}: expected a token of at least 16 characters", path.display());
+        Ok(Token(token.as_bytes().to_vec()))
+    }
+
+    fn admits(&self, request: &Request) -> bool {
+        let given = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
+        let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+        // In constant time: how long a comparison takes must not tell how much of a guess was right.
+        given.ct_eq(&self.0).into()
+    }
+}
+
+pub(super) async fn check(
+    State(token): State<Option<Arc<Token>>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    match token {
+        Some(token) if !token.admits(&request) => {
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "expected `authorization: Bearer <token>`"))
+        }
+        _ => Ok(next.run(request).await),
+    }
+}

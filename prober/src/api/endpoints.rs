@@ -1,0 +1,134 @@
+//! `/v1/endpoints`: list, look, register, remove.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::error::{ApiError, Body, ErrorBody};
+use super::views::EndpointView;
+use crate::config;
+use crate::members::{LEAVE_MS, resolve};
+use crate::registry::{Origin, Registered, RegistryError};
+use crate::service::{Service, now_ms};
+use crate::store::{Change, Table};
+
+/// What an endpoint registers with.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Registration {
+    /// The pool to join.
+    pub pool: String,
+    /// `[A-Za-z0-9_-]{1,64}`
+    pub id: String,
+    /// `host:port`; a name must resolve, and its first address counts.
+    pub address: String,
+    /// The machine; the id when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Launch arguments; what the engine tells stands for them when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_args: Option<String>,
+    /// Tokens; what the engine tells when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_window: Option<u32>,
+}
+
+impl Registration {
+    /// The pool and the endpoint.
+    #[must_use]
+    pub fn into_parts(self) -> (String, config::Endpoint) {
+        let node = self.node.unwrap_or_else(|| self.id.clone());
+        let Registration { pool, id, address, launch_args, context_window, .. } = self;
+        (pool, config::Endpoint { id, address, node, launch_args, context_window })
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct EndpointList {
+    endpoints: Vec<EndpointView>,
+    /// What is wrong with the prober itself.
+    alarms: Vec<String>,
+}
+
+/// Every endpoint.
+#[utoipa::path(get, path = "/v1/endpoints", responses((status = 200, body = EndpointList)))]
+pub(super) async fn list(State(service): State<Arc<Service>>) -> Json<EndpointList> {
+    Json(
+        service
+            .read(|registry| EndpointList { endpoints: EndpointView::all(registry), alarms: registry.alarms.clone() }),
+    )
+}
+
+/// One endpoint with its probe history.
+#[utoipa::path(get, path = "/v1/endpoints/{id}",
+    responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
+pub(super) async fn one(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+) -> Result<Json<EndpointView>, ApiError> {
+    service
+        .read(|registry| EndpointView::one(registry, &id).map(|view| view.with_history(registry)))
+        .map(Json)
+        .ok_or_else(|| RegistryError::NoEndpoint(id).into())
+}
+
+/// Registers an endpoint; 200 when it is known and comes back.
+#[utoipa::path(post, path = "/v1/endpoints", request_body = Registration,
+    responses((status = 201, body = EndpointView), (status = 200, body = EndpointView),
+        (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn register(
+    State(service): State<Arc<Service>>,
+    Body(registration): Body<Registration>,
+) -> Result<(StatusCode, Json<EndpointView>), ApiError> {
+    let (pool, written) = registration.clone().into_parts();
+    if let Some(error) = written.check("").first() {
+        return Err(ApiError::field(error));
+    }
+    let id = written.id.clone();
+    let address = resolve(&written.address).await.ok().and_then(|addresses| addresses.first().copied());
+    let address = address.ok_or_else(|| {
+        let message = format!("address is {:?}: expected a host that resolves", written.address);
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
+    })?;
+    let known_from_file =
+        service.read(|registry| registry.get(&id).is_ok_and(|endpoint| matches!(endpoint.origin, Origin::File(_))));
+    let registered = service.change(|registry| {
+        let origin = match registry.get(&id) {
+            // An endpoint of the file that reports in as the file has it.
+            Ok(known) if known.written == written => known.origin.clone(),
+            _ => Origin::Api,
+        };
+        registry.register(&pool, written, address, origin, &service.memory)
+    })?;
+    service.members.notify_one();
+    if !known_from_file {
+        service.remember(vec![Change::put(Table::Registrations, &id, &registration)?]).await?;
+    }
+    let status = if registered == Registered::New { StatusCode::CREATED } else { StatusCode::OK };
+    let view = service.read(|registry| EndpointView::one(registry, &id));
+    Ok((status, Json(view.ok_or(RegistryError::NoEndpoint(id))?)))
+}
+
+/// Drains an endpoint, then forgets it.
+#[utoipa::path(delete, path = "/v1/endpoints/{id}",
+    responses((status = 202, body = EndpointView), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn remove(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+) -> Result<(StatusCode, Json<EndpointView>), ApiError> {
+    let view = service.change(|registry| {
+        let endpoint = registry.get_mut(&id)?;
+        if matches!(endpoint.origin, Origin::File(_)) {
+            return Err(RegistryError::FromFile(id.clone()));
+        }
+        endpoint.leaving_at_ms.get_or_insert(now_ms() + LEAVE_MS);
+        EndpointView::one(registry, &id).ok_or(RegistryError::NoEndpoint(id.clone()))
+    })?;
+    service.remember(vec![Change::remove(Table::Registrations, &id)]).await?;
+    service.members.notify_one();
+    Ok((StatusCode::ACCEPTED, Json(view)))
+}

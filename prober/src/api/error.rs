@@ -1,0 +1,100 @@
+//! Errors as answers.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use utoipa::ToSchema;
+
+use crate::config::FieldError;
+use crate::registry::RegistryError;
+use crate::store::StoreError;
+
+/// An error answer.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+/// The shape of every error.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ErrorBody {
+    error: ErrorDetail,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ErrorDetail {
+    /// For programs.
+    code: &'static str,
+    /// For people: the field, its value, what was expected.
+    message: String,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        ApiError { status, code, message: message.into() }
+    }
+
+    pub(super) fn field(error: &FieldError) -> Self {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", error.to_string())
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = ErrorBody { error: ErrorDetail { code: self.code, message: self.message } };
+        (self.status, Json(body)).into_response()
+    }
+}
+
+impl From<RegistryError> for ApiError {
+    fn from(error: RegistryError) -> Self {
+        let (status, code) = match &error {
+            RegistryError::NoEndpoint(_) => (StatusCode::NOT_FOUND, "no_endpoint"),
+            RegistryError::NoPool(_) => (StatusCode::BAD_REQUEST, "invalid_field"),
+            RegistryError::FromFile(_) => (StatusCode::CONFLICT, "from_file"),
+            RegistryError::OtherPool(_) => (StatusCode::CONFLICT, "id_taken"),
+            RegistryError::TooMany => (StatusCode::CONFLICT, "too_many"),
+        };
+        ApiError::new(status, code, error.to_string())
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        let message = format!("the change is in force, but would not survive a restart: {error}");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", message)
+    }
+}
+
+/// A JSON body, whatever its content type; what is wrong with it is said in the API's own shape.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bytes = Bytes::from_request(request, state).await.map_err(|rejection: BytesRejection| {
+            ApiError::new(rejection.status(), "unreadable_body", rejection.body_text())
+        })?;
+        let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        serde_json::from_slice(bytes)
+            .map(Body)
+            .map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("the body: {error}")))
+    }
+}
+
+pub(super) async fn no_route(uri: Uri) -> ApiError {
+    let message = format!("there is nothing at {}; GET /openapi.json describes what there is", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, "no_route", message)
+}
+
+pub(super) async fn no_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "no_method", format!("{} does not take {method}", uri.path()))
+}

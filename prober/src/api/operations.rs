@@ -1,0 +1,155 @@
+//! What operators do to an endpoint: probe, pin, drain.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use utoipa::{IntoParams, ToSchema};
+use weighbridge_routing::weight::Weight;
+
+use super::error::{ApiError, Body, ErrorBody};
+use super::views::{EndpointView, ProbeView};
+use crate::registry::{Drain, Endpoint, Pin, RegistryError};
+use crate::service::{Demand, Service, now_ms};
+use crate::store::{Change, Table};
+
+/// The longest reason in bytes.
+const MAX_REASON: usize = 500;
+
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProbeQuery {
+    /// Answer when the probe is done, with its result.
+    #[serde(default)]
+    wait: bool,
+    /// Do not wait until the endpoint is idle.
+    #[serde(default)]
+    force: bool,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Accepted {
+    /// The endpoint that is going to be probed; the result appears in its history.
+    id: String,
+}
+
+/// Measures an endpoint anew, when it is idle (or at once with `force=true`).
+#[utoipa::path(post, path = "/v1/endpoints/{id}/probe", params(ProbeQuery),
+    responses((status = 202, body = Accepted), (status = 200, body = ProbeView), (status = 404, body = ErrorBody)))]
+pub(super) async fn probe(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+    query: Result<Query<ProbeQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(query) =
+        query.map_err(|rejection| ApiError::new(StatusCode::BAD_REQUEST, "invalid_query", rejection.body_text()))?;
+    service.read(|registry| registry.get(&id).map(|_| ()))?;
+    let (done, result) = oneshot::channel();
+    service.demand(Demand { id: id.clone(), force: query.force, done });
+    if !query.wait {
+        return Ok((StatusCode::ACCEPTED, Json(Accepted { id })).into_response());
+    }
+    match result.await {
+        Ok(record) => Ok(Json(ProbeView::from(&record)).into_response()),
+        Err(_) => Err(RegistryError::NoEndpoint(id).into()),
+    }
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PinBody {
+    /// 0.01 to 100, not clamped
+    weight: f64,
+    /// Why, for the next person who looks
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainBody {
+    /// Why, for the next person who looks
+    #[serde(default)]
+    reason: String,
+}
+
+fn reason(text: String) -> Result<String, ApiError> {
+    if text.len() > MAX_REASON {
+        let message = format!("reason is {} bytes long: expected at most {MAX_REASON}", text.len());
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
+    }
+    Ok(text)
+}
+
+/// Changes an endpoint, publishes at once, and answers when the change is on disk too.
+async fn apply(
+    service: &Service,
+    id: &str,
+    edit: impl FnOnce(&mut Endpoint),
+    stored: Result<Change, crate::store::StoreError>,
+) -> Result<Json<EndpointView>, ApiError> {
+    let stored = stored?;
+    let view = service.change(|registry| {
+        edit(registry.get_mut(id)?);
+        EndpointView::one(registry, id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
+    })?;
+    service.remember(vec![stored]).await?;
+    Ok(Json(view))
+}
+
+/// Sets an endpoint's weight until it is cleared.
+#[utoipa::path(put, path = "/v1/endpoints/{id}/pin", request_body = PinBody,
+    responses((status = 200, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+pub(super) async fn pin(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+    Body(body): Body<PinBody>,
+) -> Result<Json<EndpointView>, ApiError> {
+    let weight = Weight::try_new(body.weight).ok().filter(|_| (0.01..=100.0).contains(&body.weight));
+    let weight = weight.ok_or_else(|| {
+        let message = format!("weight is {}: expected a number from 0.01 to 100", body.weight);
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
+    })?;
+    let pin = Pin { weight, reason: reason(body.reason)?, at_ms: now_ms() };
+    let stored = Change::put(Table::Pins, &id, &pin);
+    apply(&service, &id, |endpoint| endpoint.pin = Some(pin), stored).await
+}
+
+/// Gives an endpoint its measured weight back.
+#[utoipa::path(delete, path = "/v1/endpoints/{id}/pin",
+    responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
+pub(super) async fn unpin(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+) -> Result<Json<EndpointView>, ApiError> {
+    let stored = Ok(Change::remove(Table::Pins, &id));
+    apply(&service, &id, |endpoint| endpoint.pin = None, stored).await
+}
+
+/// Sends an endpoint no new requests; those under way finish.
+#[utoipa::path(put, path = "/v1/endpoints/{id}/drain", request_body = DrainBody,
+    responses((status = 200, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+pub(super) async fn drain(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+    Body(body): Body<DrainBody>,
+) -> Result<Json<EndpointView>, ApiError> {
+    let drain = Drain { reason: reason(body.reason)?, at_ms: now_ms() };
+    let stored = Change::put(Table::Drains, &id, &drain);
+    apply(&service, &id, |endpoint| endpoint.drain = Some(drain), stored).await
+}
+
+/// Takes an endpoint back into service.
+#[utoipa::path(delete, path = "/v1/endpoints/{id}/drain",
+    responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
+pub(super) async fn undrain(
+    State(service): State<Arc<Service>>,
+    Path(id): Path<String>,
+) -> Result<Json<EndpointView>, ApiError> {
+    let stored = Ok(Change::remove(Table::Drains, &id));
+    apply(&service, &id, |endpoint| endpoint.drain = None, stored).await
+}

@@ -1,0 +1,113 @@
+//! What is in force, who has it, and whether all is well.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{OpenApi, ToSchema};
+use weighbridge_xds::EnvoyStatus;
+
+use super::Document;
+use super::error::{ApiError, Body, ErrorBody};
+use super::views::SignalsView;
+use crate::service::Service;
+
+/// The snapshot in force, as the filters are told it.
+#[utoipa::path(get, path = "/v1/snapshot", responses((status = 200, body = serde_json::Value), (status = 503, body = ErrorBody)))]
+pub(super) async fn snapshot(State(service): State<Arc<Service>>) -> Result<Response, ApiError> {
+    service
+        .read(|registry| registry.published().cloned())
+        .map(|snapshot| Json(snapshot).into_response())
+        .ok_or_else(|| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_snapshot", "nothing has been published yet"))
+}
+
+#[derive(Serialize)]
+pub(super) struct EnvoyList {
+    /// The version in force.
+    version: u64,
+    envoys: Vec<EnvoyStatus>,
+}
+
+/// Every Envoy with the version that it has applied.
+#[utoipa::path(get, path = "/v1/envoys", responses((status = 200, body = serde_json::Value)))]
+pub(super) async fn envoys(State(service): State<Arc<Service>>) -> Json<EnvoyList> {
+    Json(EnvoyList { version: service.version(), envoys: service.xds.envoys() })
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SignalsBody {
+    /// Which Envoy reports.
+    #[serde(default)]
+    envoy: String,
+    /// Its own requests in flight per endpoint.
+    #[serde(default)]
+    in_flight: BTreeMap<String, u32>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct SignalsAnswer {
+    /// What each engine says of itself.
+    engines: BTreeMap<String, SignalsView>,
+}
+
+/// A filter reports its own load and hears the engines'. (Other Envoys' load is not exchanged yet.)
+#[utoipa::path(post, path = "/v1/signals", request_body = SignalsBody,
+    responses((status = 200, body = SignalsAnswer), (status = 400, body = ErrorBody)))]
+pub(super) async fn signals(State(service): State<Arc<Service>>, Body(body): Body<SignalsBody>) -> Json<SignalsAnswer> {
+    tracing::trace!(envoy = body.envoy, endpoints = body.in_flight.len(), "load reported");
+    Json(service.read(|registry| {
+        let engines = registry.endpoints().iter().map(|(id, endpoint)| (id.clone(), (&endpoint.signals).into()));
+        SignalsAnswer { engines: engines.collect() }
+    }))
+}
+
+/// 200 while the prober runs.
+#[utoipa::path(get, path = "/healthz", responses((status = 200)))]
+pub(super) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+#[derive(Serialize, ToSchema)]
+struct Readiness {
+    ready: bool,
+    /// Every connected Envoy, and at least one, has acknowledged the snapshot in force.
+    envoys_have_the_snapshot: bool,
+    /// Endpoints whose registration probe is not done.
+    waiting_for_probes: Vec<String>,
+}
+
+/// 200 when every connected Envoy has the snapshot and every endpoint its registration probe, else 503.
+#[utoipa::path(get, path = "/readyz", responses((status = 200, body = Readiness), (status = 503, body = Readiness)))]
+pub(super) async fn readyz(State(service): State<Arc<Service>>) -> Response {
+    let waiting_for_probes: Vec<String> = service.read(|registry| {
+        let waiting = registry.endpoints().iter().filter(|(_, endpoint)| !endpoint.registered || endpoint.probing);
+        waiting.map(|(id, _)| id.clone()).collect()
+    });
+    let envoys_have_the_snapshot = service.xds.all_acked();
+    let ready = envoys_have_the_snapshot && waiting_for_probes.is_empty();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(Readiness { ready, envoys_have_the_snapshot, waiting_for_probes })).into_response()
+}
+
+/// Prometheus metrics.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String)))]
+pub(super) async fn metrics(State(service): State<Arc<Service>>) -> Response {
+    match crate::metrics::text(&service) {
+        Ok(text) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(error) => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "metrics", error.to_string()).into_response(),
+    }
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200, body = serde_json::Value)))]
+pub(super) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(Document::openapi())
+}

@@ -1,0 +1,174 @@
+//! The configuration file as it is written.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use weighbridge_routing::snapshot::wire;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Config {
+    #[serde(default)]
+    pub(super) api: Api,
+    #[serde(default)]
+    pub(super) xds: Xds,
+    #[serde(default)]
+    pub(super) filter: Filter,
+    #[serde(default)]
+    pub(super) store: Store,
+    #[serde(default)]
+    pub(super) probe: Probe,
+    #[serde(default)]
+    pub(super) health: Health,
+    #[serde(default)]
+    pub(super) signals: Signals,
+    #[serde(default)]
+    pub(super) envoy_admin: Vec<String>,
+    #[serde(default)]
+    pub(super) pools: Vec<Pool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Api {
+    pub(super) listen: SocketAddr,
+    pub(super) token_file: Option<PathBuf>,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Api { listen: SocketAddr::from(([127, 0, 0, 1], 7070)), token_file: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Xds {
+    pub(super) listen: SocketAddr,
+}
+
+impl Default for Xds {
+    fn default() -> Self {
+        Xds { listen: SocketAddr::from(([127, 0, 0, 1], 7071)) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Filter {
+    pub(super) wasm: PathBuf,
+    pub(super) max_body: String,
+    pub(super) client_headers: Vec<String>,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Filter { wasm: "dist/weighbridge.wasm".into(), max_body: "16MiB".into(), client_headers: Vec::new() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Store {
+    pub(super) path: PathBuf,
+    pub(super) redis: Option<String>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Store { path: "weighbridge.redb".into(), redis: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Probe {
+    pub(super) concurrency: u32,
+    pub(super) tokens: u32,
+    pub(super) interval: String,
+    pub(super) keep: String,
+    pub(super) timeout: String,
+    pub(super) clamp: [f64; 2],
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Probe {
+            concurrency: 16,
+            tokens: 128,
+            interval: "6h".into(),
+            keep: "6h".into(),
+            timeout: "120s".into(),
+            clamp: [0.25, 8.0],
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Health {
+    pub(super) interval: String,
+    pub(super) timeout: String,
+    pub(super) unhealthy_after: u32,
+    pub(super) healthy_after: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health { interval: "2s".into(), timeout: "1s".into(), unhealthy_after: 3, healthy_after: 1 }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Signals {
+    pub(super) interval: String,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Signals { interval: "250ms".into() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Pool {
+    pub(super) name: String,
+    pub(super) models: Vec<String>,
+    pub(super) served_model: Option<String>,
+    #[serde(default)]
+    pub(super) policy: wire::Policy,
+    #[serde(default)]
+    pub(super) admission: Admission,
+    #[serde(default)]
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+/// The queue's settings are accepted and have no effect until there is a queue.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Admission {
+    pub(super) base_cap: u32,
+    #[allow(dead_code, reason = "for the queue")]
+    queue: u32,
+    #[allow(dead_code, reason = "for the queue")]
+    max_wait: String,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Admission { base_cap: 24, queue: 1000, max_wait: "30s".into() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Endpoint {
+    pub(super) id: String,
+    pub(super) address: String,
+    pub(super) node: Option<String>,
+    pub(super) launch_args: Option<String>,
+    pub(super) context_window: Option<u32>,
+}

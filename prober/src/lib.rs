@@ -1,0 +1,169 @@
+//! The prober: measures every endpoint with a warmed burst, keeps pins and results, watches health, and tells every
+//! Envoy over xDS.
+//!
+//! - [`config`]: the file, checked whole.
+//! - [`registry`]: the fleet and the snapshot that follows from it (pure).
+//! - [`service`]: the one place where the fleet changes and is published.
+//! - [`scheduler`], [`probe`]: when to measure, and how.
+//! - [`watch`], [`engine`], [`envoy_admin`]: what engines and Envoys say of themselves.
+//! - [`members`]: who belongs to the fleet.
+//! - [`store`]: what survives a restart.
+//! - [`api`], [`metrics`]: for people and machines.
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+pub mod api;
+pub mod config;
+pub mod engine;
+pub mod envoy_admin;
+pub mod members;
+pub mod metrics;
+pub mod probe;
+pub mod registry;
+pub mod scheduler;
+pub mod service;
+pub mod store;
+pub mod watch;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use weighbridge_xds::{FilterSource, XdsServer};
+
+use crate::config::Config;
+use crate::registry::Origin;
+use crate::service::Service;
+use crate::store::{Store, Table};
+
+/// How long a stopping prober waits for answers under way.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A prober that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the REST API listens.
+    pub api: SocketAddr,
+    /// Where xDS listens.
+    pub xds: SocketAddr,
+    tasks: JoinSet<anyhow::Result<()>>,
+    shutdown: CancellationToken,
+}
+
+impl Running {
+    /// Waits until it has stopped: after the token that it was given was cancelled, or because a part of it failed.
+    ///
+    /// # Errors
+    /// What failed.
+    pub async fn stopped(mut self) -> anyhow::Result<()> {
+        let mut result = Ok(());
+        while let Some(done) = self.tasks.join_next().await {
+            let done = done.context("a task of the prober was lost").flatten();
+            if done.is_err() && result.is_ok() {
+                result = done;
+            }
+            // One part without the others is of no use.
+            self.shutdown.cancel();
+        }
+        result
+    }
+}
+
+/// Starts a prober; it stops when `shutdown` is cancelled.
+///
+/// # Errors
+/// When an address cannot be bound, the store cannot be opened, or the token file cannot be read.
+pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
+    let token = config.token_file.as_deref().map(api::Token::read).transpose()?;
+    let (store, alarm) = Store::open(&config.store)?;
+    let memory = store.memory()?;
+    let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
+    let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });
+    let service = Service::new(config, xds.clone(), store, memory)?;
+    if let Some(alarm) = alarm {
+        tracing::error!(alarm);
+        service.note(|registry| registry.alarms.push(alarm));
+    }
+    members::resolve_all(&service).await;
+    take_up_registrations(&service).await?;
+    let bind = |address: SocketAddr, field: &'static str| async move {
+        TcpListener::bind(address).await.with_context(|| format!("{field} {address} cannot be bound"))
+    };
+    let api_listener = bind(service.config.api_listen, "api.listen").await?;
+    let xds_listener = bind(service.config.xds_listen, "xds.listen").await?;
+    let (api, xds_address) = (api_listener.local_addr()?, xds_listener.local_addr()?);
+
+    let mut tasks = JoinSet::new();
+    for pool in &service.config.pools {
+        let (service, name, shutdown) = (Arc::clone(&service), pool.wire.name.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            scheduler::run(service, name, shutdown).await;
+            Ok(())
+        });
+    }
+    let (members, stop) = (Arc::clone(&service), shutdown.clone());
+    tasks.spawn(async move {
+        members::run(members, stop).await;
+        Ok(())
+    });
+    let stop = shutdown.clone();
+    let serving = xds.clone();
+    tasks.spawn(async move { serving.serve(xds_listener, stop).await.context("xDS") });
+    let (versions, stop) = (Arc::clone(&service), shutdown.clone());
+    tasks.spawn(async move {
+        stay_above(&versions, stop).await;
+        Ok(())
+    });
+    let router = api::router(Arc::clone(&service), token);
+    let stop = shutdown.clone();
+    tasks.spawn(async move {
+        let serve = axum::serve(api_listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+        tokio::select! {
+            done = async { serve.await } => done.context("the REST API"),
+            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
+        }
+    });
+    Ok(Running { api, xds: xds_address, tasks, shutdown })
+}
+
+/// Endpoints that registered before the restart.
+async fn take_up_registrations(service: &Service) -> anyhow::Result<()> {
+    for (id, registration) in service.store.all::<api::Registration>(Table::Registrations)? {
+        let address = match members::resolve(&registration.address).await {
+            Ok(addresses) => addresses.first().copied(),
+            Err(why) => {
+                tracing::warn!(endpoint = id, why, "its address cannot be resolved; it may register again");
+                None
+            }
+        };
+        let Some(address) = address else { continue };
+        let (pool, written) = registration.into_parts();
+        let result =
+            service.change(|registry| registry.register(&pool, written, address, Origin::Api, &service.memory));
+        if let Err(error) = result {
+            tracing::warn!(endpoint = id, %error, "not taken up from the store");
+        }
+    }
+    Ok(())
+}
+
+/// An Envoy that holds a higher version (of another prober, or from before the store was lost) would ignore ours.
+async fn stay_above(service: &Service, shutdown: CancellationToken) {
+    let mut changes = service.xds.changes();
+    loop {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+        }
+        if service.xds.highest_seen_version() > service.version() {
+            service.change(|_| ());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `/metrics`: the fleet as Prometheus reads it, made from the registry at each scrape, so nothing can go stale and
+//! endpoints that are gone leave no series behind.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry as Metrics;
+
+use crate::service::{Service, now_ms};
+
+type Labels = Vec<(&'static str, String)>;
+type Numbers = Family<Labels, Gauge<f64, AtomicU64>>;
+
+/// The text of one scrape.
+///
+/// # Errors
+/// When it cannot be written, which formatting into a string never causes.
+pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
+    let mut metrics = Metrics::with_prefix("weighbridge_prober");
+    let mut family = |name: &str, help: &str| {
+        let numbers = Numbers::default();
+        metrics.register(name, help, numbers.clone());
+        numbers
+    };
+    let weight = family("weight", "Weight in force");
+    let throughput = family("throughput_tps", "Tokens per second of the measurement in force");
+    let age = family("measurement_age_seconds", "Age of the measurement in force");
+    let state = family("state", "1 for the state in force");
+    let pinned = family("pinned", "1 where an operator has set the weight");
+    let healthy = family("healthy", "1 where the health checks succeed");
+    let alarm = family("alarm", "1 where something is wrong with the endpoint");
+    let running = family("engine_running", "Requests that the engine runs");
+    let waiting = family("engine_waiting", "Requests in the engine's own queue");
+    let version = family("snapshot_version", "Version of the snapshot in force");
+    let alarms = family("alarms", "Things that are wrong with the prober itself");
+    let envoys = family("envoys_connected", "Envoys that are connected");
+    service.read(|registry| {
+        let verdicts = registry.verdicts();
+        for (id, endpoint) in registry.endpoints() {
+            let Some(verdict) = verdicts.get(id.as_str()) else { continue };
+            let labels = vec![("pool", endpoint.pool.clone()), ("endpoint", id.clone())];
+            let set = |family: &Numbers, value: f64| {
+                family.get_or_create(&labels).set(value);
+            };
+            set(&weight, verdict.weight.get());
+            set(&pinned, f64::from(u8::from(endpoint.pin.is_some())));
+            set(&healthy, f64::from(u8::from(endpoint.health.healthy)));
+            set(&alarm, f64::from(u8::from(endpoint.alarm.is_some())));
+            let mut with_state = labels.clone();
+            with_state.push(("state", verdict.state.as_str().to_owned()));
+            state.get_or_create(&with_state).set(1.0);
+            if let Some(kept) = &endpoint.kept {
+                set(&throughput, kept.measurement.throughput_tps);
+                set(&age, now_ms().saturating_sub(kept.measurement.measured_at_ms) as f64 / 1e3);
+            }
+            if let Some(count) = endpoint.signals.running {
+                set(&running, count as f64);
+            }
+            if let Some(count) = endpoint.signals.waiting {
+                set(&waiting, count as f64);
+            }
+        }
+        let published = registry.published().map_or(0, |published| published.version);
+        version.get_or_create(&Vec::new()).set(published as f64);
+        alarms.get_or_create(&Vec::new()).set(registry.alarms.len() as f64);
+    });
+    let connected = service.xds.envoys().iter().filter(|envoy| envoy.connected).count();
+    envoys.get_or_create(&Vec::new()).set(connected as f64);
+    let mut text = String::new();
+    encode(&mut text, &metrics)?;
+    Ok(text)
+}

@@ -1,0 +1,207 @@
+//! When to probe: one task per pool, one burst at a time.
+//!
+//! | probe | when | what it waits for |
+//! |---|---|---|
+//! | registration | the endpoint is new, or runs with other launch arguments | takes no traffic, then idle |
+//! | on demand | asked for | idle first (not with `force`), then takes no traffic |
+//! | interval | the result is older than `probe.interval` | idle first, then takes no traffic |
+//!
+//! Idle: the engine itself runs nothing, and no Envoy has a request under way there. "Takes no traffic": state `probing`
+//! is published and every Envoy has acknowledged it, unless nobody else of the pool can serve.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::envoy_admin;
+use crate::probe::{self, Bursts, ProbeError};
+use crate::registry::{ProbeKind, ProbeRecord};
+use crate::service::{Demand, Service, now_ms};
+use crate::store::{Change, Table};
+
+/// How often a pool looks for something to do when nothing wakes it.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long Envoys may take to acknowledge that an endpoint takes no traffic.
+const ACK: Duration = Duration::from_secs(5);
+/// How long an endpoint that was idle may take to become so again after it took the last request.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How often idleness is looked at while it is waited for.
+const POLL: Duration = Duration::from_millis(50);
+/// Bursts that were disturbed are repeated so often.
+const TRIES: u32 = 3;
+
+struct Job {
+    id: String,
+    address: SocketAddr,
+    kind: ProbeKind,
+    force: bool,
+}
+
+/// Probes the endpoints of one pool until `shutdown`.
+pub async fn run(service: Arc<Service>, pool: String, shutdown: CancellationToken) {
+    loop {
+        let woken = service.wake.notified();
+        if let Some(job) = next(&service, &pool).await {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = execute(&service, &pool, &job) => {}
+            }
+            continue;
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = woken => tokio::time::sleep(POLL).await,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+}
+
+/// What to do next, the most urgent first.
+async fn next(service: &Service, pool: &str) -> Option<Job> {
+    let now_ms = now_ms();
+    let interval_ms = service.config.probe.interval.as_millis() as u64;
+    // Nobody can be told of an endpoint that is gone.
+    let gone = |demand: &Demand| service.read(|registry| registry.get(&demand.id).is_err());
+    drop(service.take_demands(gone));
+    let demands: Vec<(String, bool)> =
+        service.peek_demands(|demands| demands.iter().map(|demand| (demand.id.clone(), demand.force)).collect());
+    let (mut at_once, mut when_idle) = (Vec::new(), Vec::new());
+    service.read(|registry| {
+        for (id, endpoint) in registry.endpoints().iter().filter(|(_, endpoint)| endpoint.pool == pool) {
+            let job = |kind, force| Job { id: id.clone(), address: endpoint.address, kind, force };
+            match demands.iter().find(|(asked, _)| asked == id) {
+                Some((_, true)) => at_once.push(job(ProbeKind::Demand, true)),
+                Some((_, false)) => when_idle.push(job(ProbeKind::Demand, false)),
+                None => {}
+            }
+            let able = endpoint.health.checked && endpoint.health.healthy && endpoint.leaving_at_ms.is_none();
+            if !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
+                continue;
+            }
+            let due = endpoint
+                .kept
+                .as_ref()
+                .is_none_or(|kept| now_ms.saturating_sub(kept.measurement.measured_at_ms) >= interval_ms);
+            if !endpoint.registered {
+                at_once.push(job(ProbeKind::Registration, false));
+            } else if due {
+                when_idle.push(job(ProbeKind::Interval, false));
+            }
+        }
+    });
+    if let Some(job) = at_once.into_iter().next() {
+        return Some(job);
+    }
+    for job in when_idle {
+        if idle(service, job.address).await {
+            return Some(job);
+        }
+    }
+    None
+}
+
+async fn execute(service: &Service, pool: &str, job: &Job) {
+    let Job { id, address, kind, force } = job;
+    let model = service.read(|registry| registry.served_model(pool).to_owned());
+    let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.probing = true)).is_ok();
+    if !marked {
+        return;
+    }
+    // However this ends (the task may be dropped at shutdown), the endpoint does not stay out of service.
+    let _guard = Unmark { service, id };
+    let version = service.version();
+    if !service.xds.wait_applied(version, ACK).await {
+        tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
+    }
+    let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
+    let result = if *force || wait_idle(service, *address, patience).await {
+        tracing::info!(endpoint = id, ?kind, "burst");
+        measure(service, *address, &model).await.map_err(|error| error.to_string())
+    } else if *kind == ProbeKind::Registration {
+        Err(format!("it was not idle within {}", humantime::format_duration(patience)))
+    } else {
+        // A request came in between; try again when it is idle.
+        return;
+    };
+    let record = ProbeRecord {
+        at_ms: now_ms(),
+        kind: *kind,
+        warmup_tps: result.as_ref().ok().map(|bursts| bursts.warmup_tps),
+        throughput_tps: result.as_ref().ok().map(|bursts| bursts.throughput_tps),
+        reused: false,
+        error: result.err(),
+    };
+    match (&record.throughput_tps, &record.error) {
+        (Some(tps), _) => {
+            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps = record.warmup_tps, "measured")
+        }
+        (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
+    }
+    if let Some(kept) = service.change(|registry| registry.probed(id, record.clone())) {
+        let changes = [Change::put(Table::Last, id, &kept), Change::put(Table::Results, &kept.key, &kept.measurement)];
+        if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
+            // A failure is an alarm already; the result is in force.
+            let _ = service.remember(changes).await;
+        }
+    }
+    for demand in service.take_demands(|demand| demand.id == *id) {
+        // Whoever asked may have left.
+        let _ = demand.done.send(record.clone());
+    }
+}
+
+struct Unmark<'a> {
+    service: &'a Service,
+    id: &'a str,
+}
+
+impl Drop for Unmark<'_> {
+    fn drop(&mut self) {
+        self.service.change(|registry| {
+            if let Ok(endpoint) = registry.get_mut(self.id) {
+                endpoint.probing = false;
+            }
+        });
+    }
+}
+
+async fn measure(service: &Service, address: SocketAddr, model: &str) -> Result<Bursts, ProbeError> {
+    let mut tries = 1;
+    loop {
+        match probe::measure(&service.engines, address, model, &service.config.probe, now_ms()).await {
+            Err(ProbeError::Disturbed(running)) if tries < TRIES => {
+                tracing::info!(%address, running, "disturbed; again");
+                tries += 1;
+                wait_idle(service, address, service.config.probe.timeout).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn wait_idle(service: &Service, address: SocketAddr, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        if idle(service, address).await {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Whether the engine runs nothing and no Envoy has anything under way there. An engine that does not tell what it runs
+/// is judged by the Envoys alone.
+async fn idle(service: &Service, address: SocketAddr) -> bool {
+    let running = match service.engines.metrics(address, Duration::from_secs(2)).await {
+        Ok(signals) => signals.running.unwrap_or(0) + signals.waiting.unwrap_or(0),
+        Err(crate::engine::EngineError::Status { .. }) => 0,
+        Err(crate::engine::EngineError::Http(_)) => return false,
+    };
+    running == 0 && envoy_admin::active_everywhere(&service.http, &service.config.envoy_admin, address).await == 0
+}

@@ -1,0 +1,140 @@
+//! The one place where the fleet changes: a change to the registry, the snapshot that follows from it, and its way to
+//! every Envoy are one step under one lock.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Notify, oneshot};
+use weighbridge_xds::XdsServer;
+
+use crate::config::Config;
+use crate::engine::Client;
+use crate::registry::{Memory, ProbeRecord, Registry};
+use crate::store::{Change, Store, StoreError};
+
+/// A probe that somebody asked for.
+#[derive(Debug)]
+pub struct Demand {
+    /// Which endpoint.
+    pub id: String,
+    /// Without waiting until it is idle.
+    pub force: bool,
+    /// Told when it is done.
+    pub done: oneshot::Sender<ProbeRecord>,
+}
+
+/// What everything in the prober shares.
+#[derive(Debug)]
+pub struct Service {
+    /// The configuration.
+    pub config: Config,
+    /// Where Envoys are told.
+    pub xds: XdsServer,
+    /// What survives a restart.
+    pub store: Store,
+    /// What the store remembered at the start.
+    pub memory: Memory,
+    /// Speaks to engines.
+    pub engines: Client,
+    /// Speaks to Envoy admin interfaces.
+    pub http: reqwest::Client,
+    registry: Mutex<Registry>,
+    demands: Mutex<Vec<Demand>>,
+    /// Wakes the schedulers.
+    pub wake: Notify,
+    /// Wakes the task that starts watching new endpoints.
+    pub members: Notify,
+}
+
+impl Service {
+    /// A service around a registry without endpoints.
+    ///
+    /// # Errors
+    /// When no HTTP client can be made.
+    pub fn new(config: Config, xds: XdsServer, store: Store, memory: Memory) -> Result<Arc<Self>, reqwest::Error> {
+        let registry = Registry::new(&config, memory.results.clone());
+        Ok(Arc::new(Service {
+            xds,
+            store,
+            memory,
+            engines: Client::new()?,
+            http: reqwest::Client::builder().no_proxy().build()?,
+            registry: Mutex::new(registry),
+            demands: Mutex::new(Vec::new()),
+            wake: Notify::new(),
+            members: Notify::new(),
+            config,
+        }))
+    }
+
+    /// Looks at the fleet.
+    pub fn read<T>(&self, look: impl FnOnce(&Registry) -> T) -> T {
+        look(&self.lock())
+    }
+
+    /// Changes the fleet; what follows from it is on its way to every Envoy when this returns.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Registry) -> T) -> T {
+        let mut registry = self.lock();
+        let result = change(&mut registry);
+        if let Some(snapshot) = registry.snapshot(now_ms(), self.xds.highest_seen_version()) {
+            self.xds.publish(Arc::new(snapshot));
+        }
+        drop(registry);
+        self.wake.notify_waiters();
+        result
+    }
+
+    /// Changes what no snapshot depends on.
+    pub fn note<T>(&self, change: impl FnOnce(&mut Registry) -> T) -> T {
+        change(&mut self.lock())
+    }
+
+    /// The version in force.
+    pub fn version(&self) -> u64 {
+        self.read(|registry| registry.published().map_or(0, |published| published.version))
+    }
+
+    /// Writes to the store. A failure is an alarm: what was changed is in force, but would not survive a restart.
+    ///
+    /// # Errors
+    /// When it is not on disk.
+    pub async fn remember(&self, changes: Vec<Change>) -> Result<(), StoreError> {
+        let result = self.store.write(changes).await;
+        if let Err(error) = &result {
+            tracing::error!(%error, "not stored");
+            let alarm = format!("a change is in force but not stored: {error}");
+            let mut registry = self.lock();
+            if !registry.alarms.contains(&alarm) && registry.alarms.len() < 32 {
+                registry.alarms.push(alarm);
+            }
+        }
+        result
+    }
+
+    /// Asks for a probe.
+    pub fn demand(&self, demand: Demand) {
+        self.demands.lock().unwrap_or_else(PoisonError::into_inner).push(demand);
+        self.wake.notify_waiters();
+    }
+
+    /// Takes the demands that `which` picks.
+    pub fn take_demands(&self, mut which: impl FnMut(&Demand) -> bool) -> Vec<Demand> {
+        self.demands.lock().unwrap_or_else(PoisonError::into_inner).extract_if(.., |demand| which(demand)).collect()
+    }
+
+    /// Looks at the demands that wait.
+    pub fn peek_demands<T>(&self, look: impl FnOnce(&[Demand]) -> T) -> T {
+        look(&self.demands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        // Nothing under the lock can leave the registry half changed in a way that matters more than going on.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Unix time in ms.
+#[must_use]
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
