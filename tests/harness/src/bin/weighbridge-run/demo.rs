@@ -50,7 +50,9 @@ impl Demo {
 
     /// A line per engine.
     pub(crate) fn describe(&self) -> String {
-        let mut text = String::from("\nDemo fleet (simulated engines; the prober measures them now, about 40 s):\n");
+        let mut text = String::from(
+            "\nDemo fleet (simulated engines; the prober measures them now, which takes a little over a minute):\n",
+        );
         for engine in &self.engines {
             text.push_str(&format!("  {:<12} http://{}\n", engine.name(), engine.addr()));
         }

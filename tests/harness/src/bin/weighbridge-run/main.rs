@@ -200,7 +200,7 @@ Try, in another terminal:
   curl -X DELETE http://{api}/v1/endpoints/{pin}/pin
 
 Logs: {}. Ctrl-C ends everything.
-Every endpoint is measured now; until then requests may meet `probing` endpoints.",
+While an endpoint is measured it takes no traffic; the weights follow here.",
             self.logs.path().display()
         )
     }
