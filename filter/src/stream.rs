@@ -257,6 +257,7 @@ impl Context for Stream {}
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
         #[cfg(feature = "fault-injection")]
+        #[expect(clippy::panic, reason = "the fault that tests ask for")]
         if host::header(Headers::Request, "x-weighbridge-test-panic").is_some() {
             panic!("asked to by x-weighbridge-test-panic");
         }

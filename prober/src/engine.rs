@@ -113,8 +113,10 @@ impl Client {
         let text = self.get(engine, "/v1/models", timeout).await?;
         let list: serde_json::Value =
             serde_json::from_str(&text).map_err(|error| EngineError::Http(format!("/v1/models: {error}")))?;
-        let entry = list["data"].as_array().and_then(|data| data.iter().find(|entry| entry["id"] == model));
-        Ok(entry.and_then(|entry| entry["max_model_len"].as_u64()).and_then(|len| u32::try_from(len).ok()))
+        let mut entries = list.get("data").and_then(|data| data.as_array()).into_iter().flatten();
+        let entry = entries.find(|entry| entry.get("id").is_some_and(|id| id == model));
+        let length = entry.and_then(|entry| entry.get("max_model_len")?.as_u64());
+        Ok(length.and_then(|length| u32::try_from(length).ok()))
     }
 
     /// One chat completion of exactly `tokens` tokens; the completion tokens that its `usage` reports.
@@ -139,8 +141,9 @@ impl Client {
             return Err(EngineError::Status { path, status: response.status().as_u16() });
         }
         let answer: serde_json::Value = response.json().await?;
-        answer["usage"]["completion_tokens"]
-            .as_u64()
+        answer
+            .pointer("/usage/completion_tokens")
+            .and_then(serde_json::Value::as_u64)
             .ok_or_else(|| EngineError::Http(format!("{path}: no usage.completion_tokens in the answer")))
     }
 

@@ -136,7 +136,7 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     };
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
-            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps = record.warmup_tps, "measured")
+            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps = record.warmup_tps, "measured");
         }
         (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
     }

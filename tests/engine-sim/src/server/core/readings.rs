@@ -7,7 +7,7 @@ use super::super::state::{RequestRecord, State};
 use super::{Core, Finished, Inner};
 use crate::model::{Profile, Stats};
 
-/// What [`super::metrics`] shows.
+/// What [`crate::server::metrics`] shows.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     pub(crate) stats: Stats,
