@@ -141,8 +141,7 @@ async fn take_up_registrations(service: &Service) -> anyhow::Result<()> {
         };
         let Some(address) = address else { continue };
         let (pool, written) = registration.into_parts();
-        let result =
-            service.change(|registry| registry.register(&pool, written, address, Origin::Api, &service.memory));
+        let result = service.change(|registry| registry.register(&pool, written, address, Origin::Api));
         if let Err(error) = result {
             tracing::warn!(endpoint = id, %error, "not taken up from the store");
         }

@@ -107,7 +107,7 @@ fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresse
         for (id, address) in &wanted {
             let node = if written.node == written.id { id.clone() } else { written.node.clone() };
             let endpoint = config::Endpoint { id: id.clone(), node, ..written.clone() };
-            if let Err(error) = registry.register(pool, endpoint, *address, origin.clone(), &service.memory) {
+            if let Err(error) = registry.register(pool, endpoint, *address, origin.clone()) {
                 tracing::error!(endpoint = id, %error, "not taken over from the file");
             }
         }

@@ -238,7 +238,7 @@ pub struct Registry {
     pools: Vec<config::Pool>,
     clamp: Clamp,
     endpoints: BTreeMap<String, Endpoint>,
-    results: HashMap<String, Measurement>,
+    memory: Memory,
     published: Option<wire::Snapshot>,
     /// What is wrong with the prober itself.
     pub alarms: Vec<String>,
@@ -258,15 +258,15 @@ pub struct Memory {
 }
 
 impl Registry {
-    /// A fleet without endpoints.
+    /// A fleet without endpoints; `memory` is what the store remembers of them.
     #[must_use]
-    pub fn new(config: &config::Config, results: HashMap<String, Measurement>) -> Self {
+    pub fn new(config: &config::Config, memory: Memory) -> Self {
         Registry {
             filter: config.filter.clone(),
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
             endpoints: BTreeMap::new(),
-            results,
+            memory,
             published: None,
             alarms: Vec::new(),
         }
@@ -316,7 +316,6 @@ impl Registry {
         written: config::Endpoint,
         address: SocketAddr,
         origin: Origin,
-        memory: &Memory,
     ) -> Result<Registered, RegistryError> {
         if !self.pools.iter().any(|known| known.wire.name == pool) {
             return Err(RegistryError::NoPool(pool.to_owned()));
@@ -347,10 +346,10 @@ impl Registry {
             pool: pool.to_owned(),
             address,
             origin,
-            pin: memory.pins.get(&id).cloned(),
-            drain: memory.drains.get(&id).cloned(),
+            pin: self.memory.pins.get(&id).cloned(),
+            drain: self.memory.drains.get(&id).cloned(),
             leaving_at_ms: None,
-            kept: memory.last.get(&id).cloned(),
+            kept: self.memory.last.get(&id).cloned(),
             registered: false,
             probing: false,
             not_before_ms: 0,
@@ -366,8 +365,11 @@ impl Registry {
         Ok(Registered::New)
     }
 
-    /// Forgets an endpoint at once.
+    /// Forgets an endpoint at once, with its pin and drain: who registers under this id later is somebody else.
     pub fn forget(&mut self, id: &str) -> Option<Endpoint> {
+        self.memory.pins.remove(id);
+        self.memory.drains.remove(id);
+        self.memory.last.remove(id);
         self.endpoints.remove(id)
     }
 
@@ -384,7 +386,7 @@ impl Registry {
         if endpoint.registered && endpoint.kept.as_ref().is_none_or(|kept| kept.key == key) {
             return;
         }
-        let result = self.results.get(&key).copied();
+        let result = self.memory.results.get(&key).copied();
         if endpoint.kept.as_ref().is_some_and(|kept| kept.key != key) {
             endpoint.kept = None;
         }
@@ -418,7 +420,7 @@ impl Registry {
         let kept = match (record.throughput_tps, endpoint.key(&model)) {
             (Some(throughput_tps), Some(key)) => {
                 let measurement = Measurement { throughput_tps, measured_at_ms: record.at_ms };
-                self.results.insert(key.clone(), measurement);
+                self.memory.results.insert(key.clone(), measurement);
                 endpoint.alarm = None;
                 endpoint.not_before_ms = 0;
                 let kept = Kept { key, measurement };
@@ -574,7 +576,7 @@ mod tests {
 
     fn registry(ids: &[&str]) -> Registry {
         let config = config::Config::parse("pools: [{name: p, models: [m]}]").unwrap();
-        let mut registry = Registry::new(&config, HashMap::new());
+        let mut registry = Registry::new(&config, Memory::default());
         for id in ids {
             add(&mut registry, id, "args");
         }
@@ -590,7 +592,7 @@ mod tests {
             context_window: None,
         };
         let address = "10.0.0.1:80".parse().unwrap();
-        registry.register("p", written, address, Origin::Api, &Memory::default()).unwrap()
+        registry.register("p", written, address, Origin::Api).unwrap()
     }
 
     fn probed(registry: &mut Registry, id: &str, tps: Option<f64>, at_ms: u64) {

@@ -32,8 +32,6 @@ pub struct Service {
     pub xds: XdsServer,
     /// What survives a restart.
     pub store: Store,
-    /// What the store remembered at the start.
-    pub memory: Memory,
     /// Speaks to engines.
     pub engines: Client,
     /// Speaks to Envoy admin interfaces.
@@ -52,11 +50,10 @@ impl Service {
     /// # Errors
     /// When no HTTP client can be made.
     pub fn new(config: Config, xds: XdsServer, store: Store, memory: Memory) -> Result<Arc<Self>, reqwest::Error> {
-        let registry = Registry::new(&config, memory.results.clone());
+        let registry = Registry::new(&config, memory);
         Ok(Arc::new(Service {
             xds,
             store,
-            memory,
             engines: Client::new()?,
             http: reqwest::Client::builder().no_proxy().build()?,
             registry: Mutex::new(registry),

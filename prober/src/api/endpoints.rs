@@ -102,7 +102,7 @@ pub(super) async fn register(
             Ok(known) if known.written == written => known.origin.clone(),
             _ => Origin::Api,
         };
-        registry.register(&pool, written, address, origin, &service.memory)
+        registry.register(&pool, written, address, origin)
     })?;
     service.members.notify_one();
     if !known_from_file {
