@@ -47,6 +47,15 @@ pub struct Bursts {
     pub throughput_tps: f64,
 }
 
+/// Whether it matters what else the engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Company {
+    /// A result beside somebody else's requests is thrown away.
+    Refused,
+    /// The operator forced the probe, and has it as it comes.
+    Accepted,
+}
+
 /// Measures an engine. `round` makes the prompts differ from those of every other probe.
 ///
 /// # Errors
@@ -56,10 +65,12 @@ pub async fn measure(
     engine: SocketAddr,
     model: &str,
     settings: &Probe,
+    company: Company,
     round: u64,
 ) -> Result<Bursts, ProbeError> {
-    let warmup_tps = burst(client, engine, model, settings, round, 1).await?;
-    let throughput_tps = burst(client, engine, model, settings, round, 2).await?;
+    let burst = |nth| burst(client, engine, model, settings, company, (round, nth));
+    let warmup_tps = burst(1).await?;
+    let throughput_tps = burst(2).await?;
     Ok(Bursts { warmup_tps, throughput_tps })
 }
 
@@ -68,10 +79,12 @@ async fn burst(
     engine: SocketAddr,
     model: &str,
     settings: &Probe,
-    round: u64,
-    nth: u32,
+    company: Company,
+    (round, nth): (u64, u32),
 ) -> Result<f64, ProbeError> {
-    undisturbed(client, engine, 0).await?;
+    if company == Company::Refused {
+        undisturbed(client, engine, 0).await?;
+    }
     let requests = (0..settings.concurrency).map(|request| {
         let prompt = format!("{round:x}-{nth}-{request}: count upwards from {request}.");
         async move { client.generate(engine, model, &prompt, settings.tokens).await }
@@ -79,11 +92,15 @@ async fn burst(
     let start = Instant::now();
     let tokens = tokio::select! {
         done = try_join_all(requests) => done?.iter().sum::<u64>(),
-        disturbed = watch(client, engine, settings.concurrency.into()) => return Err(disturbed),
+        disturbed = watch(client, engine, settings.concurrency.into()), if company == Company::Refused => {
+            return Err(disturbed);
+        }
         () = tokio::time::sleep(settings.timeout) => return Err(ProbeError::Timeout(settings.timeout)),
     };
     let elapsed = start.elapsed().as_secs_f64();
-    undisturbed(client, engine, 0).await?;
+    if company == Company::Refused {
+        undisturbed(client, engine, 0).await?;
+    }
     if tokens == 0 || elapsed <= 0.0 {
         return Err(ProbeError::Nothing);
     }

@@ -3,7 +3,7 @@
 //! | probe | when | what it waits for |
 //! |---|---|---|
 //! | registration | the endpoint is new, or runs with other launch arguments | takes no traffic, then idle |
-//! | on demand | asked for | idle first (not with `force`), then takes no traffic |
+//! | on demand | asked for | idle first, then takes no traffic; with `force` it waits for nothing, and the result counts as it comes |
 //! | interval | the result is older than `probe.interval` | idle first, then takes no traffic |
 //!
 //! Idle: the engine itself runs nothing, and no Envoy has a request under way there. "Takes no traffic": state `probing`
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::envoy_admin;
-use crate::probe::{self, Bursts, ProbeError};
+use crate::probe::{self, Bursts, Company, ProbeError};
 use crate::registry::{ProbeKind, ProbeRecord};
 use crate::service::{Demand, Service, now_ms};
 use crate::store::{Change, Table};
@@ -30,7 +30,7 @@ const ACK: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_secs(2);
 /// How often idleness is looked at while it is waited for.
 const POLL: Duration = Duration::from_millis(50);
-/// Bursts that were disturbed are repeated so often.
+/// Registration bursts that were disturbed are repeated so often.
 const TRIES: u32 = 3;
 
 struct Job {
@@ -119,7 +119,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
     let result = if *force || wait_idle(service, *address, patience).await {
         tracing::info!(endpoint = id, ?kind, "burst");
-        measure(service, *address, &model).await.map_err(|error| error.to_string())
+        match measure(service, job, &model).await {
+            // Somebody came in between; it goes back into service, and is tried again when it is idle.
+            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => return,
+            result => result.map_err(|error| error.to_string()),
+        }
     } else if *kind == ProbeKind::Registration {
         Err(format!("it was not idle within {}", humantime::format_duration(patience)))
     } else {
@@ -168,14 +172,16 @@ impl Drop for Unmark<'_> {
     }
 }
 
-async fn measure(service: &Service, address: SocketAddr, model: &str) -> Result<Bursts, ProbeError> {
+async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, ProbeError> {
+    let settings = &service.config.probe;
+    let company = if job.force { Company::Accepted } else { Company::Refused };
     let mut tries = 1;
     loop {
-        match probe::measure(&service.engines, address, model, &service.config.probe, now_ms()).await {
-            Err(ProbeError::Disturbed(running)) if tries < TRIES => {
-                tracing::info!(%address, running, "disturbed; again");
+        match probe::measure(&service.engines, job.address, model, settings, company, now_ms()).await {
+            Err(ProbeError::Disturbed(running)) if tries < TRIES && job.kind == ProbeKind::Registration => {
+                tracing::info!(endpoint = job.id, running, "disturbed; again");
                 tries += 1;
-                wait_idle(service, address, service.config.probe.timeout).await;
+                wait_idle(service, job.address, settings.timeout).await;
             }
             result => return result,
         }

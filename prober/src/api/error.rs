@@ -84,9 +84,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             ApiError::new(rejection.status(), "unreadable_body", rejection.body_text())
         })?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        serde_json::from_slice(bytes)
-            .map(Body)
-            .map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("the body: {error}")))
+        let mut reader = serde_json::Deserializer::from_slice(bytes);
+        let body = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+            let (field, error) = (error.path().to_string(), error.into_inner());
+            let (code, place) = match field.as_str() {
+                "." => ("invalid_body", "the body"),
+                field => ("invalid_field", field),
+            };
+            ApiError::new(StatusCode::BAD_REQUEST, code, format!("{place}: {error}"))
+        })?;
+        reader
+            .end()
+            .map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("the body: {error}")))?;
+        Ok(Body(body))
     }
 }
 

@@ -194,7 +194,6 @@ async fn a_probe_waits_until_the_endpoint_is_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "a forced probe still waits until the engine is idle"]
 async fn a_forced_probe_does_not_wait() {
     let only = engine("only", Profile::new("slow", &[(1, 100.0), (16, 1_600.0)])).await;
     let mut site = Site::new(&[&only]);
