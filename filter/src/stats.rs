@@ -5,7 +5,7 @@
 //! bootstrap's `stats_tags` take them out again. Envoy never frees a metric, and labels come from snapshots only, never
 //! from clients; beyond [`MAX_METRICS`] names (a fleet whose endpoints come and go for months) the rest share `other`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use weighbridge_routing::snapshot::EndpointKey;
 
@@ -36,7 +36,9 @@ pub(crate) struct Stats {
 impl Stats {
     /// A request that was given to an endpoint.
     pub(crate) fn placed(&mut self, pool: &str, endpoint: &str, key: EndpointKey, reason: &'static str) {
-        self.count(reason, key.0, || format!("weighbridge_requests.pool.{pool}.endpoint.{endpoint}.reason.{reason}"));
+        self.count(reason, key.0 ^ pool_key(pool), || {
+            format!("weighbridge_requests.pool.{pool}.endpoint.{endpoint}.reason.{reason}")
+        });
     }
 
     /// A request that was answered from here; `pool` is `none` when it named no model that exists.
@@ -48,7 +50,9 @@ impl Stats {
 
     /// An endpoint that was ejected.
     pub(crate) fn ejection(&mut self, pool: &str, endpoint: &str, key: EndpointKey) {
-        self.count("ejection", key.0, || format!("weighbridge_ejections.pool.{pool}.endpoint.{endpoint}"));
+        self.count("ejection", key.0 ^ pool_key(pool), || {
+            format!("weighbridge_ejections.pool.{pool}.endpoint.{endpoint}")
+        });
     }
 
     /// A change of the live table that could not be written and waits for the next one.
@@ -79,6 +83,15 @@ impl Stats {
         }
         if let Some(id) = self.gauges.get(name).copied().flatten() {
             host::record_metric(id, value);
+        }
+    }
+
+    /// Sets the gauges of a family to zero that `keep` does not name: those of endpoints that are gone.
+    pub(crate) fn zero_gauges(&self, family: &str, keep: &HashSet<String>) {
+        for (name, id) in &self.gauges {
+            if let Some(id) = id.filter(|_| name.starts_with(family) && !keep.contains(name)) {
+                host::record_metric(id, 0);
+            }
         }
     }
 

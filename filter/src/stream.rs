@@ -7,7 +7,7 @@ use proxy_wasm::types::Action;
 use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::decision::{Decision, ResultRecord};
 use weighbridge_routing::live::row::Refused;
-use weighbridge_routing::live::{Admitted, Outcome};
+use weighbridge_routing::live::{Admitted, Outcome, Report};
 use weighbridge_routing::request::{Reader, Request};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
@@ -47,6 +47,8 @@ struct Reading {
     reader: Reader,
     /// Bytes of the body read so far.
     read: usize,
+    /// Bytes of the body that have arrived.
+    arrived: usize,
     /// Whether the client asked for the decision and may have it.
     explain: bool,
 }
@@ -76,7 +78,8 @@ impl Placed {
         self.pool()?.endpoints.get(self.at)
     }
 
-    /// A retry went elsewhere: the count follows the endpoint that was really used.
+    /// The count follows the endpoint that was really used. With several attempts the pick has failed; with one, Envoy
+    /// did not know its address (yet), which is nobody's fault.
     fn follow(&mut self) {
         let Some(address) = host::property("upstream\0address") else { return };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
@@ -84,9 +87,16 @@ impl Placed {
         let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
         let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
         if let Some(to) = pool.endpoints.get(at) {
-            vm::with(|vm| vm.shift(pool, from.key, to.key, host::now_ms()));
+            let outcome = if attempts() > 1 { Outcome::Failure } else { Outcome::Neutral };
+            let report = Report { outcome, trial: self.on_trial() };
+            vm::with(|vm| vm.shift(pool, from.key, to.key, report, host::now_ms()));
             self.at = at;
         }
+    }
+
+    /// Whether the endpoint that the request is counted at had been ejected when it was picked.
+    fn on_trial(&self) -> bool {
+        self.admitted.loads.get(self.at).is_some_and(|load| load.passive.ejections > 0)
     }
 
     /// Gives the slot back, once.
@@ -95,8 +105,20 @@ impl Placed {
             return;
         }
         self.released_ms = Some(now_ms);
+        let report = Report { outcome, trial: self.on_trial() };
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
-            vm::with(|vm| vm.release(pool, endpoint.key, outcome, now_ms));
+            vm::with(|vm| vm.release(pool, endpoint.key, report, now_ms));
+        }
+    }
+
+    /// A trial has succeeded as soon as its response begins: the end of a long stream would be too late.
+    fn report_trial(&self) {
+        if !self.answered || !self.on_trial() || self.outcome() != Outcome::Success {
+            return;
+        }
+        if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
+            let report = Report { outcome: Outcome::Success, trial: true };
+            vm::with(|vm| vm.report(pool, endpoint.key, report, host::now_ms()));
         }
     }
 
@@ -109,10 +131,11 @@ impl Placed {
         }
     }
 
-    /// How a request ended that got no whole answer: a client that leaves says nothing about the endpoint.
+    /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
+    /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
     fn outcome_of_cut() -> Outcome {
         let details = host::property("response\0code_details").unwrap_or_default();
-        if details.starts_with(b"downstream") { Outcome::Neutral } else { Outcome::Failure }
+        if details.starts_with(b"upstream_") { Outcome::Failure } else { Outcome::Neutral }
     }
 
     fn decision(&self) -> Option<Decision<'_>> {
@@ -152,14 +175,15 @@ impl Stream {
         Action::Pause
     }
 
-    /// Reads what has arrived and places the request when that was all.
+    /// Reads what has arrived, and places the request when that was all. While more is to come, whole pieces are read
+    /// only: a host call for every few bytes would cost more than the bytes.
     fn read(&mut self, body_size: usize, complete: bool) -> Action {
         let Phase::Reading(reading) = &mut self.phase else { return Action::Continue };
         let limit = reading.snapshot.max_body_bytes;
-        if body_size as u64 > limit {
-            return self.refuse(&ApiError::too_large(limit), "none", "too_large");
-        }
-        while reading.read < body_size && (complete || body_size - reading.read >= PIECE_BYTES) {
+        while body_size as u64 <= limit
+            && reading.read < body_size
+            && (complete || body_size - reading.read >= PIECE_BYTES)
+        {
             let length = PIECE_BYTES.min(body_size - reading.read);
             let Some(piece) = host::buffer(Buffer::RequestBody, reading.read, length).filter(|piece| !piece.is_empty())
             else {
@@ -170,6 +194,10 @@ impl Stream {
                 return self.refuse(&ApiError::unreadable(&error), "none", "invalid_request");
             }
         }
+        if body_size as u64 > limit {
+            return self.refuse(&ApiError::too_large(limit), "none", "too_large");
+        }
+        reading.arrived = body_size;
         if complete { self.place(body_size) } else { Action::Pause }
     }
 
@@ -283,8 +311,13 @@ impl HttpContext for Stream {
             (b"/v1/chat/completions" | b"/v1/completions", b"POST") => {
                 let explain = snapshot.client_headers.explain
                     && host::header(Headers::Request, EXPLAIN_HEADER).is_some_and(|value| value == b"1");
-                self.phase =
-                    Phase::Reading(Box::new(Reading { snapshot, reader: Reader::default(), read: 0, explain }));
+                self.phase = Phase::Reading(Box::new(Reading {
+                    snapshot,
+                    reader: Reader::default(),
+                    read: 0,
+                    arrived: 0,
+                    explain,
+                }));
                 if end_of_stream { self.place(0) } else { Action::Pause }
             }
             (b"/v1/chat/completions" | b"/v1/completions", method) if method != b"OPTIONS" => {
@@ -308,8 +341,8 @@ impl HttpContext for Stream {
         match &self.phase {
             // With trailers, the body never said that it was complete.
             Phase::Reading(reading) => {
-                let read = reading.read;
-                self.place(read)
+                let arrived = reading.arrived;
+                self.read(arrived, true)
             }
             _ => Action::Continue,
         }
@@ -328,6 +361,7 @@ impl HttpContext for Stream {
         {
             let _ = host::set_header(Headers::Response, ENDPOINT_HEADER, &endpoint.id);
         }
+        placed.report_trial();
         if placed.explain
             && let Some(decision) = placed.decision()
         {

@@ -2,12 +2,13 @@
 //! so this lives in a `thread_local!`, not in the root context.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use weighbridge_routing::live::beats::{Beat, Beats};
 use weighbridge_routing::live::row::{Ejected, Refused};
 use weighbridge_routing::live::table::FORMAT;
-use weighbridge_routing::live::{Admitted, Outcome, Row, SharedValue, StoreError, Table, Then, transact};
+use weighbridge_routing::live::{Admitted, Report, Row, SharedValue, StoreError, Table, Then, transact};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::{EndpointKey, Pool, Snapshot, SnapshotError};
 
@@ -16,7 +17,7 @@ use crate::stats::Stats;
 
 const SNAPSHOT: &str = "snapshot";
 const SNAPSHOT_VERSION: &str = "snapshot/version";
-const BEATS: &str = "beats";
+const BEATS: &str = "beats/1";
 
 thread_local! {
     static VM: RefCell<Vm> = RefCell::new(Vm::new());
@@ -133,17 +134,24 @@ impl Vm {
         Ok(admitted)
     }
 
-    /// Moves a request's count to the endpoint that a retry took it to.
-    pub(crate) fn shift(&mut self, pool: &Pool, from: EndpointKey, to: EndpointKey, now_ms: u64) {
+    /// Moves a request's count to the endpoint that it really went to.
+    pub(crate) fn shift(&mut self, pool: &Pool, from: EndpointKey, to: EndpointKey, report: Report, now_ms: u64) {
         let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.shift(&mut Shared(&held.key), from, to, now_ms);
+        let result = held.row.shift(&mut Shared(&held.key), from, to, report, now_ms);
         self.reported(pool, from, result);
     }
 
     /// Gives a request back.
-    pub(crate) fn release(&mut self, pool: &Pool, key: EndpointKey, outcome: Outcome, now_ms: u64) {
+    pub(crate) fn release(&mut self, pool: &Pool, key: EndpointKey, report: Report, now_ms: u64) {
         let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.release(&mut Shared(&held.key), key, outcome, now_ms);
+        let result = held.row.release(&mut Shared(&held.key), key, report, now_ms);
+        self.reported(pool, key, result);
+    }
+
+    /// Says how a request goes before it ends.
+    pub(crate) fn report(&mut self, pool: &Pool, key: EndpointKey, report: Report, now_ms: u64) {
+        let held = pool_row(&mut self.rows, self.id, &pool.name);
+        let result = held.row.report(&mut Shared(&held.key), key, report, now_ms);
         self.reported(pool, key, result);
     }
 
@@ -164,6 +172,10 @@ impl Vm {
     pub(crate) fn tick(&mut self) {
         self.stats.flush();
         let now_ms = host::now_ms();
+        // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
+        if self.rows.iter().any(|held| held.row.is_missing(&mut Shared(&held.key))) {
+            self.rewrite_rows();
+        }
         if let Some(beats) = self.beat() {
             self.lead(&beats, now_ms);
         }
@@ -214,6 +226,7 @@ impl Vm {
         // Versions of the prober are times; a static fallback's is not, and is as old as its loading.
         let since = if snapshot.version > 1_000_000_000_000 { snapshot.version } else { self.adopted_unix_ms };
         self.stats.gauge("weighbridge_snapshot_age_s", unix_ms.saturating_sub(since) / 1_000);
+        let mut published = HashSet::new();
         for pool in &snapshot.pools {
             let (in_flight, _) = transact(&mut Shared(&live_key(&pool.name)), |table| {
                 let dropped = table.drop_rows(|id| !beats.is_alive(id, now_ms))
@@ -231,8 +244,10 @@ impl Vm {
             for (endpoint, in_flight) in pool.endpoints.iter().zip(in_flight) {
                 let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
                 self.stats.gauge(&name, in_flight.into());
+                published.insert(name);
             }
         }
+        self.stats.zero_gauges("weighbridge_in_flight.", &published);
     }
 }
 

@@ -280,6 +280,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         check.that(ids.insert(endpoint.id.clone()), format!("{place}.id"), &endpoint.id, "an id that is used once");
         endpoints.push(endpoint);
     }
+    check.duration(&field("admission.max_wait"), &raw.admission.max_wait, Duration::ZERO);
     let wire = wire::Pool {
         name: raw.name,
         cluster: None,

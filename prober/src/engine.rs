@@ -111,8 +111,8 @@ impl Client {
     /// When there is no such list.
     pub async fn window(&self, engine: SocketAddr, model: &str, timeout: Duration) -> Result<Option<u32>, EngineError> {
         let text = self.get(engine, "/v1/models", timeout).await?;
-        let list: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| EngineError::Http(format!("/v1/models: {error}")))?;
+        // An answer that is no list tells nothing, which is not the same as no answer.
+        let Ok(list) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(None) };
         let mut entries = list.get("data").and_then(|data| data.as_array()).into_iter().flatten();
         let entry = entries.find(|entry| entry.get("id").is_some_and(|id| id == model));
         let length = entry.and_then(|entry| entry.get("max_model_len")?.as_u64());

@@ -30,9 +30,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
-use weighbridge_xds::{FilterSource, XdsServer};
+use weighbridge_xds::{FilterSource, XdsError, XdsServer};
 
 use crate::config::Config;
 use crate::registry::Origin;
@@ -42,6 +42,9 @@ use crate::store::{Store, Table};
 /// How long a stopping prober waits for answers under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// How long Envoys may take to hear the last word of a stopping prober.
+const LAST_WORD: Duration = Duration::from_secs(2);
+
 /// A prober that runs.
 #[derive(Debug)]
 pub struct Running {
@@ -49,8 +52,11 @@ pub struct Running {
     pub api: SocketAddr,
     /// Where xDS listens.
     pub xds: SocketAddr,
+    service: Arc<Service>,
     tasks: JoinSet<anyhow::Result<()>>,
     shutdown: CancellationToken,
+    xds_task: JoinHandle<Result<(), XdsError>>,
+    xds_shutdown: CancellationToken,
 }
 
 impl Running {
@@ -60,13 +66,30 @@ impl Running {
     /// What failed.
     pub async fn stopped(mut self) -> anyhow::Result<()> {
         let mut result = Ok(());
-        while let Some(done) = self.tasks.join_next().await {
-            let done = done.context("a task of the prober was lost").flatten();
+        loop {
+            let done = tokio::select! {
+                done = self.tasks.join_next() => match done {
+                    Some(done) => done.context("a task of the prober was lost").flatten(),
+                    None => break,
+                },
+                // xDS is to outlive the others; when it ends, it has failed.
+                done = &mut self.xds_task, if !self.xds_shutdown.is_cancelled() => {
+                    self.xds_shutdown.cancel();
+                    done.context("xDS was lost").and_then(|done| done.context("xDS"))
+                }
+            };
             if done.is_err() && result.is_ok() {
                 result = done;
             }
             // One part without the others is of no use.
             self.shutdown.cancel();
+        }
+        if !self.xds_shutdown.is_cancelled() {
+            // A burst that was cut short has put its endpoint back into service: Envoys must hear of it.
+            self.service.xds.wait_applied(self.service.version(), LAST_WORD).await;
+            self.xds_shutdown.cancel();
+            let done = self.xds_task.await.context("xDS was lost").and_then(|done| done.context("xDS"));
+            result = result.and(done);
         }
         result
     }
@@ -109,9 +132,9 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
         members::run(members, stop).await;
         Ok(())
     });
-    let stop = shutdown.clone();
-    let serving = xds.clone();
-    tasks.spawn(async move { serving.serve(xds_listener, stop).await.context("xDS") });
+    let xds_shutdown = CancellationToken::new();
+    let (serving, stop) = (xds.clone(), xds_shutdown.clone());
+    let xds_task = tokio::spawn(async move { serving.serve(xds_listener, stop).await });
     let (versions, stop) = (Arc::clone(&service), shutdown.clone());
     tasks.spawn(async move {
         stay_above(&versions, stop).await;
@@ -126,7 +149,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
             () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
         }
     });
-    Ok(Running { api, xds: xds_address, tasks, shutdown })
+    Ok(Running { api, xds: xds_address, service, tasks, shutdown, xds_task, xds_shutdown })
 }
 
 /// Endpoints that registered before the restart.

@@ -22,6 +22,8 @@ use crate::watch;
 const RESOLVE: Duration = Duration::from_secs(10);
 /// How often leaving endpoints are looked at.
 const LOOK: Duration = Duration::from_millis(500);
+/// How long Envoys may take to hear that an endpoint drains.
+const TOLD: Duration = Duration::from_secs(2);
 /// How long a leaving endpoint may take to become empty.
 pub const LEAVE_MS: u64 = 60_000;
 
@@ -31,11 +33,16 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
     let mut watchers = JoinSet::new();
     let mut resolved = Instant::now();
     while !shutdown.is_cancelled() {
-        if resolved.elapsed() >= RESOLVE {
-            resolve_all(&service).await;
-            resolved = Instant::now();
+        let slow = async {
+            if resolved.elapsed() >= RESOLVE {
+                resolve_all(&service).await;
+                resolved = Instant::now();
+            }
+            release_leaving(&service).await;
+        };
+        if shutdown.run_until_cancelled(slow).await.is_none() {
+            break;
         }
-        release_leaving(&service).await;
         while watchers.try_join_next().is_some() {}
         watched.retain(|_, handle| !handle.is_finished());
         let present = service.read(|registry| {
@@ -142,16 +149,24 @@ async fn release_leaving(service: &Service) {
         .collect()
     });
     for (id, address, at_ms, running) in leaving {
+        // Envoys must know that it drains before it can be called empty.
+        let told = service.xds.wait_applied(service.version(), TOLD).await;
         let active = envoy_admin::active_everywhere(&service.http, &service.config.envoy_admin, address).await;
         // Without an Envoy to ask, the engine's own count decides; without either, the deadline.
         let empty = if service.config.envoy_admin.is_empty() { running == Some(0) } else { active == 0 };
-        if !empty && now_ms() < at_ms {
+        if !(told && empty) && now_ms() < at_ms {
             continue;
         }
-        // First out of the filters' snapshot, then out of the clusters: both happen in the same publication, and the
-        // state `draining` before it has kept new requests away.
+        let _order = service.order.lock().await;
+        // It may have come back while Envoys were asked.
+        let forgotten = service.change(|registry| {
+            let leaving = registry.get(&id).is_ok_and(|endpoint| endpoint.leaving_at_ms.is_some());
+            leaving.then(|| registry.forget(&id)).flatten()
+        });
+        if forgotten.is_none() {
+            continue;
+        }
         tracing::info!(endpoint = id, "forgotten");
-        service.change(|registry| registry.forget(&id));
         let tables = [Table::Registrations, Table::Pins, Table::Drains, Table::Last];
         // A failure is an alarm already.
         let _ = service.remember(tables.into_iter().map(|table| Change::remove(table, &id)).collect()).await;

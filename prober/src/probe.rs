@@ -5,8 +5,9 @@
 //! instead of 1,000). Throughput = completion tokens, as the engine's own `usage` reports them, / wall time.
 //!
 //! Prompts are short and all differ, so that neither prefill nor a prefix cache colours the figure. A burst during which
-//! the engine ran more than our own requests, or before or after which it ran any, measured somebody else too, and is
-//! thrown away.
+//! the engine ran more than our own requests measured somebody else too, and is thrown away. Whoever calls makes sure that
+//! the engine is idle; between the bursts it is waited for, since some engines' gauges trail (SGLang's by up to 30 s when
+//! nothing comes).
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ use crate::engine::{Client, EngineError};
 
 /// How often the engine's running count is read during a burst.
 const WATCH: Duration = Duration::from_millis(100);
+/// How long the engine's gauges may take to see the end of the first burst.
+const SETTLE: Duration = Duration::from_secs(35);
 /// The longest that one reading may take.
 const SCRAPE: Duration = Duration::from_secs(2);
 
@@ -70,6 +73,9 @@ pub async fn measure(
 ) -> Result<Bursts, ProbeError> {
     let burst = |nth| burst(client, engine, model, settings, company, (round, nth));
     let warmup_tps = burst(1).await?;
+    if company == Company::Refused {
+        settle(client, engine).await?;
+    }
     let throughput_tps = burst(2).await?;
     Ok(Bursts { warmup_tps, throughput_tps })
 }
@@ -82,9 +88,6 @@ async fn burst(
     company: Company,
     (round, nth): (u64, u32),
 ) -> Result<f64, ProbeError> {
-    if company == Company::Refused {
-        undisturbed(client, engine, 0).await?;
-    }
     let requests = (0..settings.concurrency).map(|request| {
         let prompt = format!("{round:x}-{nth}-{request}: count upwards from {request}.");
         async move { client.generate(engine, model, &prompt, settings.tokens).await }
@@ -98,13 +101,22 @@ async fn burst(
         () = tokio::time::sleep(settings.timeout) => return Err(ProbeError::Timeout(settings.timeout)),
     };
     let elapsed = start.elapsed().as_secs_f64();
-    if company == Company::Refused {
-        undisturbed(client, engine, 0).await?;
-    }
     if tokens == 0 || elapsed <= 0.0 {
         return Err(ProbeError::Nothing);
     }
     Ok(tokens as f64 / elapsed)
+}
+
+/// Waits until the engine's gauges have seen the end of the first burst.
+async fn settle(client: &Client, engine: SocketAddr) -> Result<(), ProbeError> {
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        match undisturbed(client, engine, 0).await {
+            Err(disturbed) if Instant::now() >= deadline => return Err(disturbed),
+            Err(_) => tokio::time::sleep(WATCH).await,
+            Ok(()) => return Ok(()),
+        }
+    }
 }
 
 /// Returns when the engine runs more than our own requests.

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use weighbridge_routing::snapshot::MAX_ENDPOINTS_PER_POOL;
 use weighbridge_routing::snapshot::wire::{self, State};
 use weighbridge_routing::weight::{Clamp, Weight, cap, weights};
 
@@ -25,8 +26,8 @@ use crate::engine::Signals;
 const HISTORY: usize = 20;
 /// After a probe that failed, the next try comes this much later.
 const RETRY_MS: u64 = 60_000;
-/// Endpoints that may be registered.
-const MAX_ENDPOINTS: usize = 4096;
+/// A version is a time in ms; one that is further ahead than this is no time.
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// A weight set by an operator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,6 +67,15 @@ pub struct Kept {
     pub key: String,
     /// The result.
     pub measurement: Measurement,
+}
+
+/// What is measured: a result counts only for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// Where.
+    pub address: SocketAddr,
+    /// Which node, model and launch arguments.
+    pub key: Option<String>,
 }
 
 /// Why a probe ran.
@@ -172,8 +182,18 @@ impl Endpoint {
         self.written.context_window.or(self.discovered_window)
     }
 
-    fn measured(&self) -> bool {
-        self.kept.is_some()
+    fn known(&self) -> bool {
+        self.kept.is_some() || self.pin.is_some()
+    }
+
+    /// Healthy, and nobody wants it gone.
+    fn available(&self) -> bool {
+        self.health.healthy && self.drain.is_none() && self.leaving_at_ms.is_none()
+    }
+
+    /// No probe before some time from now on.
+    pub fn back_off(&mut self, now_ms: u64) {
+        self.not_before_ms = now_ms.saturating_add(RETRY_MS);
     }
 }
 
@@ -226,9 +246,9 @@ pub enum RegistryError {
     /// Another pool has this id.
     #[error("id is {0:?}: expected an id that no endpoint of another pool has")]
     OtherPool(String),
-    /// Too many.
-    #[error("there are 4096 endpoints already")]
-    TooMany,
+    /// Too many for one snapshot.
+    #[error("pool {0} has 1024 endpoints already")]
+    TooMany(String),
 }
 
 /// The fleet.
@@ -338,8 +358,9 @@ impl Registry {
             known.registered = false;
             return Ok(Registered::Changed);
         }
-        if self.endpoints.len() >= MAX_ENDPOINTS {
-            return Err(RegistryError::TooMany);
+        let members = self.endpoints.values().filter(|endpoint| endpoint.pool == pool).count();
+        if members >= MAX_ENDPOINTS_PER_POOL {
+            return Err(RegistryError::TooMany(pool.to_owned()));
         }
         let id = written.id.clone();
         let endpoint = Endpoint {
@@ -410,14 +431,25 @@ impl Registry {
         }
     }
 
+    /// What a probe of this endpoint would measure.
+    #[must_use]
+    pub fn subject(&self, id: &str) -> Option<Subject> {
+        let endpoint = self.endpoints.get(id)?;
+        Some(Subject { address: endpoint.address, key: endpoint.key(self.served_model(&endpoint.pool)) })
+    }
+
     /// A probe has ended. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns what
     /// is to be stored.
-    pub fn probed(&mut self, id: &str, record: ProbeRecord) -> Option<Kept> {
-        let model = self.endpoints.get(id).map(|endpoint| self.served_model(&endpoint.pool).to_owned())?;
+    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
+        let now = self.subject(id)?;
         let endpoint = self.endpoints.get_mut(id)?;
         endpoint.probing = false;
+        if now != *subject {
+            // It came back as something else meanwhile: what was measured is not what is there.
+            return None;
+        }
         endpoint.registered = true;
-        let kept = match (record.throughput_tps, endpoint.key(&model)) {
+        let kept = match (record.throughput_tps, now.key) {
             (Some(throughput_tps), Some(key)) => {
                 let measurement = Measurement { throughput_tps, measured_at_ms: record.at_ms };
                 self.memory.results.insert(key.clone(), measurement);
@@ -514,6 +546,8 @@ impl Registry {
                 })
                 .collect();
         }
+        // A version from the far future can only be a mistake, and following it would end at the largest number there is.
+        let floor = if floor > now_ms.saturating_add(DAY_MS) { 0 } else { floor };
         let last = self.published.as_ref().map_or(0, |published| published.version);
         if let Some(published) = &self.published
             && published.pools == pools
@@ -521,7 +555,7 @@ impl Registry {
         {
             return None;
         }
-        let version = now_ms.max(last + 1).max(floor.saturating_add(1));
+        let version = now_ms.max(last.saturating_add(1)).max(floor.saturating_add(1));
         let snapshot = wire::Snapshot { format: 1, version, filter: self.filter.clone(), pools };
         self.published = Some(snapshot.clone());
         Some(snapshot)
@@ -542,25 +576,31 @@ impl Health {
 }
 
 fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State {
-    let others = || members.iter().filter(|(other, _)| *other != id).map(|(_, endpoint)| *endpoint);
-    let serves = |other: &Endpoint| {
-        other.health.healthy && other.drain.is_none() && other.leaving_at_ms.is_none() && !other.probing
-    };
     if endpoint.drain.is_some() || endpoint.leaving_at_ms.is_some() {
         State::Draining
     } else if !endpoint.health.healthy {
         State::Unhealthy
-    } else if endpoint.probing && others().any(serves) {
+    } else if endpoint.probing && has_stand_in(id, members) {
         State::Probing
-    } else if !endpoint.registered
-        && !endpoint.measured()
-        && endpoint.pin.is_none()
-        && others().any(|other| other.measured() && serves(other))
-    {
+    } else if is_new(id, endpoint, members) {
         State::New
     } else {
         State::Ready
     }
+}
+
+/// Never measured, while somebody else of the pool is: it takes no traffic until it is.
+fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool {
+    let known_other = members.iter().any(|(other, endpoint)| *other != id && endpoint.known() && endpoint.available());
+    !endpoint.registered && !endpoint.known() && known_other
+}
+
+/// Whether somebody else can take the traffic meanwhile: seen to be healthy, not in doubt, and not new.
+fn has_stand_in(id: &str, members: &[(&str, &Endpoint)]) -> bool {
+    members.iter().any(|(other, endpoint)| {
+        let sound = endpoint.health.checked && endpoint.health.streak == 0 && endpoint.available();
+        *other != id && sound && !endpoint.probing && !is_new(other, endpoint, members)
+    })
 }
 
 fn push(history: &mut VecDeque<ProbeRecord>, record: ProbeRecord) {
@@ -592,13 +632,20 @@ mod tests {
             context_window: None,
         };
         let address = "10.0.0.1:80".parse().unwrap();
-        registry.register("p", written, address, Origin::Api).unwrap()
+        let registered = registry.register("p", written, address, Origin::Api).unwrap();
+        registry.get_mut(id).unwrap().health.checked = true;
+        registered
     }
 
     fn probed(registry: &mut Registry, id: &str, tps: Option<f64>, at_ms: u64) {
         let error = tps.is_none().then(|| "no".to_owned());
         let kind = ProbeKind::Registration;
-        registry.probed(id, ProbeRecord { at_ms, kind, warmup_tps: None, throughput_tps: tps, reused: false, error });
+        let subject = registry.subject(id).unwrap();
+        registry.probed(
+            id,
+            &subject,
+            ProbeRecord { at_ms, kind, warmup_tps: None, throughput_tps: tps, reused: false, error },
+        );
     }
 
     fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
@@ -625,6 +672,36 @@ mod tests {
         let mut registry = registry(&["a"]);
         registry.get_mut("a").unwrap().probing = true;
         assert_eq!(seen(&registry, "a").2, State::Ready);
+    }
+
+    // The only stand-in of a measured endpoint is one that nobody has measured, or has not been seen to live.
+    #[test]
+    fn an_endpoint_without_a_sound_stand_in_serves_while_it_is_probed() {
+        let mut registry = registry(&["a", "b"]);
+        probed(&mut registry, "a", Some(980.0), 1);
+        registry.get_mut("a").unwrap().probing = true;
+        assert_eq!((seen(&registry, "a").2, seen(&registry, "b").2), (State::Ready, State::New));
+        probed(&mut registry, "b", Some(479.0), 2);
+        assert_eq!(seen(&registry, "a").2, State::Probing);
+        registry.get_mut("b").unwrap().health.checked = false;
+        assert_eq!(seen(&registry, "a").2, State::Ready);
+    }
+
+    #[test]
+    fn a_result_counts_only_for_what_was_measured() {
+        let mut registry = registry(&["a"]);
+        let before = registry.subject("a").unwrap();
+        add(&mut registry, "a", "other");
+        let record = ProbeRecord {
+            at_ms: 1,
+            kind: ProbeKind::Registration,
+            warmup_tps: None,
+            throughput_tps: Some(980.0),
+            reused: false,
+            error: None,
+        };
+        assert_eq!(registry.probed("a", &before, record), None);
+        assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
     }
 
     #[test]
@@ -694,5 +771,6 @@ mod tests {
         // An Envoy that holds a higher one, from another prober or a lost store.
         assert_eq!(registry.snapshot(50, 500).unwrap().version, 501);
         assert_eq!(registry.snapshot(50, 501), None);
+        assert_eq!(registry.snapshot(50, u64::MAX), None);
     }
 }

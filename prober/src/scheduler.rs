@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::envoy_admin;
 use crate::probe::{self, Bursts, Company, ProbeError};
-use crate::registry::{ProbeKind, ProbeRecord};
+use crate::registry::{ProbeKind, ProbeRecord, Subject};
 use crate::service::{Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -35,7 +35,7 @@ const TRIES: u32 = 3;
 
 struct Job {
     id: String,
-    address: SocketAddr,
+    subject: Subject,
     kind: ProbeKind,
     force: bool,
 }
@@ -44,12 +44,17 @@ struct Job {
 pub async fn run(service: Arc<Service>, pool: String, shutdown: CancellationToken) {
     loop {
         let woken = service.wake.notified();
-        if let Some(job) = next(&service, &pool).await {
-            tokio::select! {
-                () = shutdown.cancelled() => return,
-                () = execute(&service, &pool, &job) => {}
-            }
-            continue;
+        let done = async {
+            let job = next(&service, &pool).await?;
+            // Two pools may share an engine (LoRA names): their bursts must not meet.
+            let _only = service.exclusive(job.subject.address)?;
+            execute(&service, &pool, &job).await;
+            Some(())
+        };
+        match shutdown.run_until_cancelled(done).await {
+            None => return,
+            Some(Some(())) => continue,
+            Some(None) => {}
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -71,13 +76,17 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
     let (mut at_once, mut when_idle) = (Vec::new(), Vec::new());
     service.read(|registry| {
         for (id, endpoint) in registry.endpoints().iter().filter(|(_, endpoint)| endpoint.pool == pool) {
-            let job = |kind, force| Job { id: id.clone(), address: endpoint.address, kind, force };
-            match demands.iter().find(|(asked, _)| asked == id) {
-                Some((_, true)) => at_once.push(job(ProbeKind::Demand, true)),
-                Some((_, false)) => when_idle.push(job(ProbeKind::Demand, false)),
-                None => {}
+            let Some(subject) = registry.subject(id) else { continue };
+            let job = |kind, force| Job { id: id.clone(), subject: subject.clone(), kind, force };
+            if demands.iter().any(|(asked, force)| asked == id && *force) {
+                at_once.push(job(ProbeKind::Demand, true));
+            } else if demands.iter().any(|(asked, _)| asked == id) && now_ms >= endpoint.not_before_ms {
+                when_idle.push(job(ProbeKind::Demand, false));
             }
-            let able = endpoint.health.checked && endpoint.health.healthy && endpoint.leaving_at_ms.is_none();
+            let able = endpoint.health.checked
+                && endpoint.health.healthy
+                && endpoint.leaving_at_ms.is_none()
+                && endpoint.drain.is_none();
             if !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
                 continue;
             }
@@ -96,7 +105,7 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
         return Some(job);
     }
     for job in when_idle {
-        if idle(service, job.address).await {
+        if idle(service, job.subject.address).await {
             return Some(job);
         }
     }
@@ -104,31 +113,31 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
 }
 
 async fn execute(service: &Service, pool: &str, job: &Job) {
-    let Job { id, address, kind, force } = job;
+    let Job { id, subject, kind, force } = job;
+    let address = subject.address;
     let model = service.read(|registry| registry.served_model(pool).to_owned());
     let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.probing = true)).is_ok();
     if !marked {
         return;
     }
-    // However this ends (the task may be dropped at shutdown), the endpoint does not stay out of service.
+    // However this ends (the task is dropped at shutdown, before xDS ends), the endpoint does not stay out of service.
     let _guard = Unmark { service, id };
     let version = service.version();
     if !service.xds.wait_applied(version, ACK).await {
         tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
     }
     let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
-    let result = if *force || wait_idle(service, *address, patience).await {
+    let result = if *force || wait_idle(service, address, patience).await {
         tracing::info!(endpoint = id, ?kind, "burst");
         match measure(service, job, &model).await {
             // Somebody came in between; it goes back into service, and is tried again when it is idle.
-            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => return,
+            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => return back_off(service, id),
             result => result.map_err(|error| error.to_string()),
         }
     } else if *kind == ProbeKind::Registration {
         Err(format!("it was not idle within {}", humantime::format_duration(patience)))
     } else {
-        // A request came in between; try again when it is idle.
-        return;
+        return back_off(service, id);
     };
     let record = ProbeRecord {
         at_ms: now_ms(),
@@ -144,7 +153,7 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         }
         (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
     }
-    if let Some(kept) = service.change(|registry| registry.probed(id, record.clone())) {
+    if let Some(kept) = service.change(|registry| registry.probed(id, subject, record.clone())) {
         let changes = [Change::put(Table::Last, id, &kept), Change::put(Table::Results, &kept.key, &kept.measurement)];
         if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
             // A failure is an alarm already; the result is in force.
@@ -155,6 +164,16 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());
     }
+}
+
+/// A request came in between. Back into service, and not again at the next idle moment: a quiet pool of one would be
+/// burst at for ever.
+fn back_off(service: &Service, id: &str) {
+    service.note(|registry| {
+        if let Ok(endpoint) = registry.get_mut(id) {
+            endpoint.back_off(now_ms());
+        }
+    });
 }
 
 struct Unmark<'a> {
@@ -177,11 +196,11 @@ async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, Pr
     let company = if job.force { Company::Accepted } else { Company::Refused };
     let mut tries = 1;
     loop {
-        match probe::measure(&service.engines, job.address, model, settings, company, now_ms()).await {
+        match probe::measure(&service.engines, job.subject.address, model, settings, company, now_ms()).await {
             Err(ProbeError::Disturbed(running)) if tries < TRIES && job.kind == ProbeKind::Registration => {
                 tracing::info!(endpoint = job.id, running, "disturbed; again");
                 tries += 1;
-                wait_idle(service, job.address, settings.timeout).await;
+                wait_idle(service, job.subject.address, settings.timeout).await;
             }
             result => return result,
         }

@@ -1,6 +1,8 @@
 //! The one place where the fleet changes: a change to the registry, the snapshot that follows from it, and its way to
 //! every Envoy are one step under one lock.
 
+use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,6 +25,22 @@ pub struct Demand {
     pub done: oneshot::Sender<ProbeRecord>,
 }
 
+/// Demands that may wait.
+const MAX_DEMANDS: usize = 1000;
+
+/// An engine reserved for a burst.
+#[derive(Debug)]
+pub struct Exclusive<'a> {
+    service: &'a Service,
+    engine: SocketAddr,
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.service.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.engine);
+    }
+}
+
 /// What everything in the prober shares.
 #[derive(Debug)]
 pub struct Service {
@@ -38,6 +56,10 @@ pub struct Service {
     pub http: reqwest::Client,
     registry: Mutex<Registry>,
     demands: Mutex<Vec<Demand>>,
+    /// Engines under a burst.
+    busy: Mutex<HashSet<SocketAddr>>,
+    /// Held from a change that is to be stored until it is, so that disk and registry agree on which came last.
+    pub order: tokio::sync::Mutex<()>,
     /// Wakes the schedulers.
     pub wake: Notify,
     /// Wakes the task that starts watching new endpoints.
@@ -58,6 +80,8 @@ impl Service {
             http: reqwest::Client::builder().no_proxy().build()?,
             registry: Mutex::new(registry),
             demands: Mutex::new(Vec::new()),
+            busy: Mutex::new(HashSet::new()),
+            order: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
             members: Notify::new(),
             config,
@@ -108,10 +132,22 @@ impl Service {
         result
     }
 
-    /// Asks for a probe.
-    pub fn demand(&self, demand: Demand) {
-        self.demands.lock().unwrap_or_else(PoisonError::into_inner).push(demand);
+    /// Asks for a probe; `false` when too many wait already.
+    pub fn demand(&self, demand: Demand) -> bool {
+        let mut demands = self.demands.lock().unwrap_or_else(PoisonError::into_inner);
+        if demands.len() >= MAX_DEMANDS {
+            return false;
+        }
+        demands.push(demand);
+        drop(demands);
         self.wake.notify_waiters();
+        true
+    }
+
+    /// Reserves an engine for a burst, until the guard is dropped; `None` when somebody else has it.
+    pub fn exclusive(&self, engine: SocketAddr) -> Option<Exclusive<'_>> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.insert(engine).then_some(Exclusive { service: self, engine })
     }
 
     /// Takes the demands that `which` picks.

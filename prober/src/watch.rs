@@ -71,7 +71,6 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
         if !is_there(service, id, address) {
             return;
         }
-        let answers = !matches!(result, Err(EngineError::Http(_)));
         let unknown = service.note(|registry| {
             let endpoint = registry.get_mut(id).ok()?;
             let before = std::mem::take(&mut endpoint.signals);
@@ -82,7 +81,7 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
             }
             endpoint.fingerprint.is_none().then(|| (endpoint.pool.clone(), endpoint.signals.cache_config.clone()))
         });
-        if let Some((pool, cache_config)) = unknown.filter(|_| answers) {
+        if let Some((pool, cache_config)) = unknown {
             identify(service, id, address, &pool, &cache_config).await;
         }
     }

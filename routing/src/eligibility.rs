@@ -28,10 +28,8 @@ pub enum Exclusion {
     Draining,
     /// Fails its health checks.
     Unhealthy,
-    /// Ejected after failures in a row.
+    /// Ejected after failures in a row, or its trial after that is still under way.
     Ejected,
-    /// Back from an ejection, and its one trial request is still running.
-    OnTrial,
     /// Has as many requests in flight as it may.
     AtCap,
 }
@@ -46,7 +44,6 @@ impl Exclusion {
             Exclusion::Draining => "draining",
             Exclusion::Unhealthy => "unhealthy",
             Exclusion::Ejected => "ejected",
-            Exclusion::OnTrial => "on_trial",
             Exclusion::AtCap => "at_cap",
         }
     }
@@ -71,13 +68,8 @@ pub fn exclusion(endpoint: &Endpoint, load: &Load, now_ms: u64, ejections: Eject
         State::Draining => return Some(Exclusion::Draining),
         State::Unhealthy => return Some(Exclusion::Unhealthy),
     }
-    if ejections == Ejections::Respect {
-        if now_ms < load.passive.ejected_until_ms {
-            return Some(Exclusion::Ejected);
-        }
-        if load.passive.ejections > 0 && load.in_flight > 0 {
-            return Some(Exclusion::OnTrial);
-        }
+    if ejections == Ejections::Respect && now_ms < load.passive.ejected_until_ms {
+        return Some(Exclusion::Ejected);
     }
     (load.in_flight >= endpoint.cap).then_some(Exclusion::AtCap)
 }

@@ -6,7 +6,7 @@
 //! | situation | answer |
 //! |---|---|
 //! | no endpoint, none ready | [`Refusal::NoEndpoint`] |
-//! | some ready, all of them at their cap (or on trial) | [`Refusal::AtCap`] |
+//! | some ready, all of them at their cap | [`Refusal::AtCap`] |
 //! | every ready endpoint is ejected | ejections are ignored ([`Reason::Panic`]): a stale verdict must not close the pool |
 //! | otherwise | the policy's pick among the eligible |
 
@@ -109,7 +109,7 @@ pub fn decide(pool: &Pool, loads: &[Load], now_ms: u64, draw: Draw, rng: &mut Sp
     for (candidate, excluded) in eligible(Ejections::Respect) {
         match excluded {
             None => candidates.push(candidate),
-            Some(Exclusion::AtCap | Exclusion::OnTrial) => busy = true,
+            Some(Exclusion::AtCap) => busy = true,
             Some(Exclusion::Ejected) => ejected_only = true,
             Some(_) => {}
         }
@@ -228,11 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn an_ejected_endpoint_is_left_out_then_tried_with_one_request() {
+    fn an_ejected_endpoint_is_left_out_until_its_time_is_over() {
         let pool = pool(&[(8.0, READY), (1.0, READY)]);
         assert_eq!(run(&pool, &[load(0, 101, 1), load(1, 0, 0)]).unwrap().chosen(), 1);
         assert_eq!(run(&pool, &[load(0, 100, 1), load(1, 0, 0)]).unwrap().chosen(), 0);
-        assert_eq!(run(&pool, &[load(1, 100, 1), load(1, 0, 0)]).unwrap().chosen(), 1);
     }
 
     #[test]

@@ -35,11 +35,27 @@ impl Token {
     }
 }
 
+/// A page of another site may send simple requests to a loopback address from the browser of somebody who has access to
+/// it. Browsers say where such a request comes from.
+fn from_another_site(request: &Request) -> bool {
+    let header = |name| request.headers().get(name).map(|value| value.as_bytes());
+    let Some(origin) = header(header::ORIGIN) else { return false };
+    let authority = origin.splitn(3, |byte| *byte == b'/').nth(2);
+    authority.is_none() || authority != header(header::HOST)
+}
+
 pub(super) async fn check(
     State(token): State<Option<Arc<Token>>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    if from_another_site(&request) {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "foreign_origin",
+            "requests of other sites' pages are refused",
+        ));
+    }
     match token {
         Some(token) if !token.admits(&request) => {
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "expected `authorization: Bearer <token>`"))

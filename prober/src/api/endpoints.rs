@@ -96,6 +96,11 @@ pub(super) async fn register(
     })?;
     let known_from_file =
         service.read(|registry| registry.get(&id).is_ok_and(|endpoint| matches!(endpoint.origin, Origin::File(_))));
+    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+        let message = format!("address is {:?}: expected the address of an engine", written.address);
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
+    }
+    let _order = service.order.lock().await;
     let registered = service.change(|registry| {
         let origin = match registry.get(&id) {
             // An endpoint of the file that reports in as the file has it.
@@ -120,6 +125,7 @@ pub(super) async fn remove(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, Json<EndpointView>), ApiError> {
+    let _order = service.order.lock().await;
     let view = service.change(|registry| {
         let endpoint = registry.get_mut(&id)?;
         if matches!(endpoint.origin, Origin::File(_)) {

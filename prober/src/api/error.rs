@@ -60,7 +60,7 @@ impl From<RegistryError> for ApiError {
             RegistryError::NoPool(_) => (StatusCode::BAD_REQUEST, "invalid_field"),
             RegistryError::FromFile(_) => (StatusCode::CONFLICT, "from_file"),
             RegistryError::OtherPool(_) => (StatusCode::CONFLICT, "id_taken"),
-            RegistryError::TooMany => (StatusCode::CONFLICT, "too_many"),
+            RegistryError::TooMany(_) => (StatusCode::CONFLICT, "too_many"),
         };
         ApiError::new(status, code, error.to_string())
     }

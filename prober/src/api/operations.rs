@@ -39,7 +39,8 @@ struct Accepted {
 
 /// Measures an endpoint anew, when it is idle (or at once with `force=true`).
 #[utoipa::path(post, path = "/v1/endpoints/{id}/probe", params(ProbeQuery),
-    responses((status = 202, body = Accepted), (status = 200, body = ProbeView), (status = 404, body = ErrorBody)))]
+    responses((status = 202, body = Accepted), (status = 200, body = ProbeView), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 429, body = ErrorBody)))]
 pub(super) async fn probe(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
@@ -47,9 +48,15 @@ pub(super) async fn probe(
 ) -> Result<Response, ApiError> {
     let Query(query) =
         query.map_err(|rejection| ApiError::new(StatusCode::BAD_REQUEST, "invalid_query", rejection.body_text()))?;
-    service.read(|registry| registry.get(&id).map(|_| ()))?;
+    let healthy = service.read(|registry| registry.get(&id).map(|endpoint| endpoint.health.healthy))?;
+    if !healthy && !query.force {
+        let message = format!("{id} is unhealthy: it is probed when it is back, or now with force=true");
+        return Err(ApiError::new(StatusCode::CONFLICT, "unhealthy", message));
+    }
     let (done, result) = oneshot::channel();
-    service.demand(Demand { id: id.clone(), force: query.force, done });
+    if !service.demand(Demand { id: id.clone(), force: query.force, done }) {
+        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many", "1000 probes wait already"));
+    }
     if !query.wait {
         return Ok((StatusCode::ACCEPTED, Json(Accepted { id })).into_response());
     }
@@ -93,6 +100,7 @@ async fn apply(
     stored: Result<Change, crate::store::StoreError>,
 ) -> Result<Json<EndpointView>, ApiError> {
     let stored = stored?;
+    let _order = service.order.lock().await;
     let view = service.change(|registry| {
         edit(registry.get_mut(id)?);
         EndpointView::one(registry, id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))

@@ -85,7 +85,9 @@ struct Readiness {
 #[utoipa::path(get, path = "/readyz", responses((status = 200, body = Readiness), (status = 503, body = Readiness)))]
 pub(super) async fn readyz(State(service): State<Arc<Service>>) -> Response {
     let waiting_for_probes: Vec<String> = service.read(|registry| {
-        let waiting = registry.endpoints().iter().filter(|(_, endpoint)| !endpoint.registered || endpoint.probing);
+        // A drained one is not probed until it is back.
+        let waiting =
+            registry.endpoints().iter().filter(|(_, endpoint)| !endpoint.registered && endpoint.drain.is_none());
         waiting.map(|(id, _)| id.clone()).collect()
     });
     let envoys_have_the_snapshot = service.xds.all_acked();

@@ -153,8 +153,7 @@ pub(super) struct Admission {
     pub(super) base_cap: u32,
     #[allow(dead_code, reason = "for the queue")]
     queue: u32,
-    #[allow(dead_code, reason = "for the queue")]
-    max_wait: String,
+    pub(super) max_wait: String,
 }
 
 impl Default for Admission {

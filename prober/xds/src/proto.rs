@@ -20,6 +20,10 @@ use envoy_types::util::pack_any;
 
 use crate::{CLUSTER_HEADER, EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER};
 
+/// What the engine does not get to see.
+const STRIPPED: [&str; 5] =
+    [HOST_HEADER, CLUSTER_HEADER, "x-weighbridge-explain", "x-weighbridge-priority", "x-weighbridge-max-wait-ms"];
+
 /// Where an Envoy gets a cluster's endpoints from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndpointSource {
@@ -139,7 +143,7 @@ fn protocol_options() -> Any {
     };
     let strip = header_mutation::HeaderMutation {
         mutations: Some(header_mutation::Mutations {
-            request_mutations: vec![remove(HOST_HEADER), remove(CLUSTER_HEADER)],
+            request_mutations: STRIPPED.map(remove).to_vec(),
             ..Default::default()
         }),
         ..Default::default()

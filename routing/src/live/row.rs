@@ -50,6 +50,16 @@ pub struct Refused {
     pub loads: Vec<Load>,
 }
 
+/// How a request went, for the passive health check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Whether its endpoint was picked although it had been ejected: as a trial, or because all were. What such a
+    /// request meets is news; what one meets that was already running when its endpoint was ejected is not.
+    pub trial: bool,
+}
+
 /// Whether a report ejected the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ejected {
@@ -109,6 +119,7 @@ impl Row {
                         let mut counts = table.cell(row, *slot);
                         counts.in_flight = counts.in_flight.saturating_add(1);
                         table.set_cell(row, *slot, counts);
+                        table.set_passive(*slot, trial(table.passive(*slot), now_ms));
                     }
                     (Ok((pick, loads)), Then::Store)
                 }
@@ -122,17 +133,30 @@ impl Row {
         Ok(Admitted { pick, loads, shared: stored.is_ok() })
     }
 
-    /// A retry took the request to another endpoint: the count follows, and the first endpoint has failed once.
+    /// The request went to another endpoint than the one it was counted at: the count follows, and the first one gets
+    /// its report.
     pub fn shift(
         &mut self,
         value: &mut impl SharedValue,
         from: EndpointKey,
         to: EndpointKey,
+        report: Report,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
         self.change(from, -1);
         self.change(to, 1);
-        self.publish(value, Some((from, Outcome::Failure)), now_ms)
+        self.publish(value, Some((from, report)), now_ms)
+    }
+
+    /// Says how a request goes before it ends, such as when a trial's response has begun.
+    pub fn report(
+        &mut self,
+        value: &mut impl SharedValue,
+        key: EndpointKey,
+        report: Report,
+        now_ms: u64,
+    ) -> (Ejected, Result<(), StoreError>) {
+        self.publish(value, Some((key, report)), now_ms)
     }
 
     /// Gives a request back and reports how it went.
@@ -140,14 +164,20 @@ impl Row {
         &mut self,
         value: &mut impl SharedValue,
         key: EndpointKey,
-        outcome: Outcome,
+        report: Report,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
         self.change(key, -1);
-        self.publish(value, Some((key, outcome)), now_ms)
+        self.publish(value, Some((key, report)), now_ms)
     }
 
-    /// Writes the row as it is: after it was taken for dead.
+    /// Whether something is in flight here of which the shared value knows nothing: the row was dropped.
+    pub fn is_missing(&self, value: &mut impl SharedValue) -> bool {
+        let busy = self.counts.iter().any(|(_, counts)| *counts != Counts::default());
+        busy && value.load().0.and_then(Table::decode).is_none_or(|table| table.row(self.id).is_none())
+    }
+
+    /// Writes the row as it is: after it was dropped.
     pub fn rewrite(&mut self, value: &mut impl SharedValue) -> Result<(), StoreError> {
         self.publish(value, None, 0).1
     }
@@ -160,15 +190,15 @@ impl Row {
     fn publish(
         &mut self,
         value: &mut impl SharedValue,
-        report: Option<(EndpointKey, Outcome)>,
+        report: Option<(EndpointKey, Report)>,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
         transact(value, |table| {
             self.write(table, std::iter::empty());
             let ejected = match report {
-                Some((key, outcome)) => match table.find(key, self.hint(key)) {
+                Some((key, report)) => match table.find(key, self.hint(key)) {
                     Some(slot) => {
-                        let (passive, ejected) = after(table.passive(slot), outcome, now_ms);
+                        let (passive, ejected) = after(table.passive(slot), report, now_ms);
                         table.set_passive(slot, passive);
                         ejected
                     }
@@ -218,18 +248,29 @@ impl Row {
     }
 }
 
-/// Passive health after a request. Five failures in a row eject; when the ejection is over, one more failure ejects
-/// again for twice as long, and one success clears everything.
-fn after(mut passive: Passive, outcome: Outcome, now_ms: u64) -> (Passive, Ejected) {
-    match outcome {
+/// Passive health when an endpoint is picked. After an ejection one request tries it; until its response has begun, the
+/// others stay away for another [`EJECT_BASE_MS`], and then the next one tries. No failures marks a trial under way.
+fn trial(passive: Passive, now_ms: u64) -> Passive {
+    if passive.ejections == 0 || now_ms < passive.ejected_until_ms {
+        return passive;
+    }
+    Passive { ejected_until_ms: now_ms.saturating_add(EJECT_BASE_MS), failures: 0, ..passive }
+}
+
+/// Passive health after a request. Five failures in a row eject; when the ejection is over, a trial that fails ejects
+/// again for twice as long, and one that succeeds clears everything. (Requests that come only because all are ejected
+/// eject nobody for longer: else an outage of the whole pool would outlast its cause.)
+fn after(mut passive: Passive, report: Report, now_ms: u64) -> (Passive, Ejected) {
+    let ejected = now_ms < passive.ejected_until_ms;
+    match report.outcome {
         Outcome::Neutral => (passive, Ejected::No),
         // A success of a request that was already running when its endpoint was ejected is no reason to trust it.
-        Outcome::Success if now_ms < passive.ejected_until_ms => (passive, Ejected::No),
+        Outcome::Success if ejected && !report.trial => (passive, Ejected::No),
         Outcome::Success => (Passive::default(), Ejected::No),
         Outcome::Failure => {
+            let again = passive.ejections > 0 && passive.failures == 0 && report.trial;
             passive.failures = passive.failures.saturating_add(1);
-            let on_trial = passive.ejections > 0;
-            if now_ms < passive.ejected_until_ms || (passive.failures < EJECT_AFTER && !on_trial) {
+            if !again && (ejected || passive.failures < EJECT_AFTER) {
                 return (passive, Ejected::No);
             }
             let length = EJECT_BASE_MS.saturating_mul(1 << passive.ejections.min(16)).min(EJECT_MAX_MS);
@@ -269,6 +310,9 @@ mod tests {
         pool.endpoints.iter().map(|endpoint| slot(endpoint.key)).collect()
     }
 
+    const SUCCESS: Report = Report { outcome: Outcome::Success, trial: false };
+    const FAILURE: Report = Report { outcome: Outcome::Failure, trial: false };
+
     // Row 7 of the mission: four idle endpoints, four requests at once on four threads, one each, every time.
     #[test]
     fn simultaneous_requests_never_meet() {
@@ -304,12 +348,12 @@ mod tests {
                             }
                         } else {
                             let key = held.swap_remove(rng.below(held.len() as u64) as usize);
-                            row.release(&mut memory, key, Outcome::Success, 0).1.unwrap();
+                            row.release(&mut memory, key, SUCCESS, 0).1.unwrap();
                         }
                         assert!(totals(&memory, pool).iter().all(|total| *total <= 3));
                     }
                     for key in held {
-                        row.release(&mut memory, key, Outcome::Success, 0).1.unwrap();
+                        row.release(&mut memory, key, SUCCESS, 0).1.unwrap();
                     }
                 });
             }
@@ -338,9 +382,9 @@ mod tests {
         let mut row = Row::new(1);
         row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
         let (a, b) = (pool.endpoints[0].key, pool.endpoints[1].key);
-        row.shift(&mut memory, a, b, 0).1.unwrap();
+        row.shift(&mut memory, a, b, FAILURE, 0).1.unwrap();
         assert_eq!(totals(&memory, &pool), [0, 1]);
-        row.release(&mut memory, b, Outcome::Success, 0).1.unwrap();
+        row.release(&mut memory, b, SUCCESS, 0).1.unwrap();
         assert_eq!(totals(&memory, &pool), [0, 0]);
     }
 
@@ -350,7 +394,7 @@ mod tests {
         let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
         let mut row = Row::new(1);
         for _ in 0..3 {
-            row.release(&mut memory, pool.endpoints[0].key, Outcome::Success, 0).1.unwrap();
+            row.release(&mut memory, pool.endpoints[0].key, SUCCESS, 0).1.unwrap();
         }
         assert_eq!(row.in_flight(pool.endpoints[0].key), 0);
         row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
@@ -359,21 +403,36 @@ mod tests {
 
     // Case C10: an endpoint that fails everything is out after five, for longer each time, and back after a success.
     #[test]
-    fn c10_five_failures_eject_and_one_success_forgives() {
+    fn c10_five_failures_eject_and_one_trial_forgives() {
         let mut passive = Passive::default();
         for nth in 1..=EJECT_AFTER {
-            let (next, ejected) = after(passive, Outcome::Failure, 1_000);
+            let (next, ejected) = after(passive, FAILURE, 1_000);
             assert_eq!(ejected == Ejected::Now, nth == EJECT_AFTER);
             passive = next;
         }
         assert_eq!(passive.ejected_until_ms, 1_000 + EJECT_BASE_MS);
         // Stragglers change nothing.
-        let (same, ejected) = after(passive, Outcome::Success, 2_000);
-        assert_eq!((same, ejected), (passive, Ejected::No));
-        let (again, ejected) = after(passive, Outcome::Failure, 7_000);
+        assert_eq!(after(passive, SUCCESS, 2_000), (passive, Ejected::No));
+        assert_eq!(after(passive, FAILURE, 2_000).1, Ejected::No);
+        // One trial; the next request has to wait for it, but not for ever.
+        let tried = trial(passive, 6_000);
+        assert_eq!((tried.ejected_until_ms, trial(tried, 6_001)), (6_000 + EJECT_BASE_MS, tried));
+        let failed = Report { trial: true, ..FAILURE };
+        let (again, ejected) = after(tried, failed, 7_000);
         assert_eq!((again.ejected_until_ms, ejected), (7_000 + 2 * EJECT_BASE_MS, Ejected::Now));
-        assert_eq!(after(again, Outcome::Success, 17_000).0, Passive::default());
-        assert_eq!(after(again, Outcome::Neutral, 17_000).0, again);
+        assert_eq!(after(again, Report { trial: true, ..SUCCESS }, 8_000).0, Passive::default());
+        assert_eq!(after(again, Report { outcome: Outcome::Neutral, trial: true }, 8_000).0, again);
+    }
+
+    #[test]
+    fn a_row_knows_that_it_is_missing() {
+        let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
+        let mut row = Row::new(1);
+        assert!(!row.is_missing(&mut memory));
+        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
+        assert!(!row.is_missing(&mut memory));
+        transact(&mut memory, |table| (table.drop_rows(|_| true), Then::Store)).1.unwrap();
+        assert!(row.is_missing(&mut memory));
     }
 
     proptest! {
@@ -382,7 +441,7 @@ mod tests {
             let (mut passive, mut now) = (Passive::default(), 0);
             for step in times {
                 now += step;
-                passive = after(passive, Outcome::Failure, now).0;
+                passive = after(trial(passive, now), Report { trial: step % 2 == 0, ..FAILURE }, now).0;
                 prop_assert!(passive.ejected_until_ms <= now + EJECT_MAX_MS);
             }
         }
