@@ -153,6 +153,8 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         }
         (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
     }
+    // Taken before the result can be seen: whoever asks after having seen it wants another burst.
+    let demands = service.take_demands(|demand| demand.id == *id);
     if let Some(kept) = service.change(|registry| registry.probed(id, subject, record.clone())) {
         let changes = [Change::put(Table::Last, id, &kept), Change::put(Table::Results, &kept.key, &kept.measurement)];
         if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
@@ -160,7 +162,7 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
             let _ = service.remember(changes).await;
         }
     }
-    for demand in service.take_demands(|demand| demand.id == *id) {
+    for demand in demands {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());
     }
