@@ -198,7 +198,11 @@ fn checked(raw: raw::Config, check: &mut Check) -> Option<Config> {
     check.that(health.unhealthy_after > 0, "health.unhealthy_after", 0, "a number from 1");
     check.that(health.healthy_after > 0, "health.healthy_after", 0, "a number from 1");
     let signals_interval = check.duration("signals.interval", &raw.signals.interval, Duration::from_millis(20));
-    let filter = wire::Filter { max_body: max_body.unwrap_or(1), client_headers: raw.filter.client_headers };
+    let filter = wire::Filter {
+        max_body: max_body.unwrap_or(1),
+        client_headers: raw.filter.client_headers,
+        ..wire::Filter::default()
+    };
     check.that(!raw.pools.is_empty(), "pools", "[]", "at least one pool");
     let mut ids = HashSet::new();
     let pools = raw.pools.into_iter().enumerate().map(|(nth, raw)| pool(nth, raw, &mut ids, check)).collect::<Vec<_>>();
@@ -283,12 +287,11 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
     check.duration(&field("admission.max_wait"), &raw.admission.max_wait, Duration::ZERO);
     let wire = wire::Pool {
         name: raw.name,
-        cluster: None,
         models: raw.models,
         served_model: Some(served_model.clone()),
         policy: raw.policy,
         admission: wire::Admission { base_cap: raw.admission.base_cap },
-        endpoints: Vec::new(),
+        ..wire::Pool::default()
     };
     Pool { wire, served_model, endpoints }
 }

@@ -542,6 +542,7 @@ impl Registry {
                         cap: Some(cap(pool.admission.base_cap, verdict.weight)),
                         context_window: endpoint.context_window(),
                         state: verdict.state,
+                        ..wire::Endpoint::default()
                     })
                 })
                 .collect();

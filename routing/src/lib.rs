@@ -17,6 +17,7 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
 )]
 
+pub mod affinity;
 pub mod api_error;
 pub mod decision;
 pub mod eligibility;

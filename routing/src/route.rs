@@ -174,8 +174,8 @@ mod tests {
                 address: format!("10.0.0.{nth}:80"),
                 weight: json!(weight),
                 cap: Some(2),
-                context_window: None,
                 state: *state,
+                ..wire::Endpoint::default()
             })
             .collect();
         let pool = json!({"name": "p", "models": ["m"], "endpoints": endpoints});

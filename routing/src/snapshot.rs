@@ -52,20 +52,27 @@ pub mod wire {
         /// Request headers of clients that count: `priority`, `max-wait`, `explain`.
         #[serde(default)]
         pub client_headers: Vec<String>,
+        /// How many bytes of a prompt are hashed for prefix affinity; what comes after is scanned, not hashed. 0: none.
+        #[serde(default = "default_prefix_bytes")]
+        pub prefix_bytes: u64,
     }
 
     fn default_max_body() -> u64 {
         16 * 1024 * 1024
     }
 
+    fn default_prefix_bytes() -> u64 {
+        64 * 1024
+    }
+
     impl Default for Filter {
         fn default() -> Self {
-            Filter { max_body: default_max_body(), client_headers: Vec::new() }
+            Filter { max_body: default_max_body(), client_headers: Vec::new(), prefix_bytes: default_prefix_bytes() }
         }
     }
 
     /// One pool: the endpoints that serve the same model.
-    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
     pub struct Pool {
         /// The pool's id: stats label, live-table key.
         pub name: String,
@@ -77,9 +84,19 @@ pub mod wire {
         /// What the engines call the model; a body that names another one is rewritten.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub served_model: Option<String>,
+        /// Names that the engines know themselves, such as LoRA adapters: clients may ask for them, and they are never
+        /// rewritten.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pub adapters: Vec<String>,
         /// How to pick.
         #[serde(default)]
         pub policy: Policy,
+        /// When to stay with the holder of a prompt's prefix.
+        #[serde(default)]
+        pub affinity: Affinity,
+        /// Median throughput of the measured endpoints, in tokens/s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub median_tps: Option<f64>,
         /// When to refuse.
         #[serde(default)]
         pub admission: Admission,
@@ -90,7 +107,7 @@ pub mod wire {
     /// `policy: {name: p2c, choices: 2}`.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     pub struct Policy {
-        /// `p2c` is the only policy so far.
+        /// `p2c` or `least_pending_tokens`.
         pub name: String,
         /// How many distinct endpoints are drawn and compared: a number from 1, or `all`.
         #[serde(default)]
@@ -119,6 +136,48 @@ pub mod wire {
         }
     }
 
+    /// `affinity: {enabled: true, cold: policy, k: 1.0, max_share: 0.5}`. See [`crate::affinity`].
+    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct Affinity {
+        /// Whether prefixes matter at all.
+        pub enabled: bool,
+        /// Where a prompt goes whose prefix nobody is known to hold: `policy`, or `hash` (the same home at every Envoy).
+        pub cold: Cold,
+        /// Factor of the allowance.
+        pub k: f64,
+        /// The largest allowance, as a share of the pool's base cap.
+        pub max_share: f64,
+        /// Tokens that an endpoint's KV cache holds, for endpoints that do not tell.
+        pub kv_tokens: u64,
+        /// Prefill speed in tokens/s of endpoints that have not been measured.
+        pub prefill_tps: f64,
+    }
+
+    impl Default for Affinity {
+        fn default() -> Self {
+            Affinity {
+                enabled: true,
+                cold: Cold::Policy,
+                k: 1.0,
+                max_share: 0.5,
+                kv_tokens: 256 * 1024,
+                prefill_tps: 6_000.0,
+            }
+        }
+    }
+
+    /// Where a prompt goes whose prefix nobody is known to hold.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Cold {
+        /// Where the policy says.
+        #[default]
+        Policy,
+        /// To the home that weighted rendezvous hashing gives it, while that one is not much fuller than the freest.
+        Hash,
+    }
+
     /// `admission: {base_cap: 24}`.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     pub struct Admission {
@@ -138,7 +197,7 @@ pub mod wire {
     }
 
     /// One endpoint.
-    #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
     pub struct Endpoint {
         /// `[A-Za-z0-9_-]{1,64}`.
         pub id: String,
@@ -153,9 +212,22 @@ pub mod wire {
         /// Context window in tokens, where known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub context_window: Option<u32>,
+        /// Measured prefill speed in tokens/s.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub prefill_tps: Option<f64>,
+        /// Tokens that its KV cache holds, where the engine tells.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub kv_tokens: Option<u64>,
+        /// Changes when the engine restarts: what it held before is gone.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        pub epoch: u64,
         /// Whether it takes traffic.
         #[serde(default)]
         pub state: State,
+    }
+
+    fn is_zero(n: &u64) -> bool {
+        *n == 0
     }
 
     /// Whether an endpoint takes traffic, and if not, why.
@@ -201,6 +273,8 @@ pub struct Snapshot {
     pub max_body_bytes: u64,
     /// Which client headers count.
     pub client_headers: ClientHeaders,
+    /// How many bytes of a prompt are hashed for prefix affinity.
+    pub prefix_bytes: u64,
     /// The pools, in the order given.
     pub pools: Vec<Pool>,
     /// What was wrong but had a safe stand-in, one sentence each.
@@ -230,12 +304,54 @@ pub struct Pool {
     pub models: Vec<String>,
     /// What the engines call the model, when that differs from what clients may say.
     pub served_model: Option<String>,
+    /// Names that the engines know themselves (LoRA adapters), in the order given.
+    pub adapters: Vec<String>,
+    /// What is compared.
+    pub policy: Policy,
     /// How many distinct endpoints are drawn and compared.
     pub choices: Choices,
+    /// When to stay with the holder of a prompt's prefix.
+    pub affinity: Affinity,
     /// In-flight requests per unit of weight.
     pub base_cap: u32,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
+}
+
+impl Pool {
+    /// The name under which the engines know what a client asked for as `asked`: the served model, except for an
+    /// adapter, which they know by its own name.
+    #[must_use]
+    pub fn engine_name<'a>(&'a self, asked: &'a str) -> &'a str {
+        match &self.served_model {
+            Some(served) if !self.adapters.iter().any(|adapter| adapter == asked) => served,
+            _ => asked,
+        }
+    }
+}
+
+/// What the policy compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Requests in flight per weight.
+    P2c,
+    /// Pending tokens per weight.
+    LeastPendingTokens,
+}
+
+/// Checked settings of prefix affinity; see [`crate::affinity`] for what they mean together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Affinity {
+    /// Whether prefixes matter at all.
+    pub enabled: bool,
+    /// Where a prompt goes whose prefix nobody is known to hold.
+    pub cold: wire::Cold,
+    /// Factor of the allowance, at least 0.
+    pub k: f64,
+    /// The largest allowance in requests per weight.
+    pub max_allowance: f64,
+    /// Median throughput of the pool's measured endpoints in tokens/s.
+    pub median_tps: f64,
 }
 
 /// How many distinct endpoints the policy draws and compares.
@@ -263,6 +379,12 @@ pub struct Endpoint {
     pub cap: u32,
     /// Context window in tokens, where known.
     pub context_window: Option<u32>,
+    /// Prefill speed in tokens/s, measured or the pool's stand-in; above 0.
+    pub prefill_tps: f64,
+    /// Tokens that its KV cache holds, told by the engine or the pool's stand-in; at least 1.
+    pub kv_tokens: u64,
+    /// Changes when the engine restarts.
+    pub epoch: u64,
     /// Whether it takes traffic.
     pub state: State,
 }
@@ -374,6 +496,7 @@ impl TryFrom<wire::Snapshot> for Snapshot {
             version: raw.version,
             max_body_bytes: raw.filter.max_body,
             client_headers,
+            prefix_bytes: raw.filter.prefix_bytes,
             pools,
             alarms,
             by_model,
@@ -407,9 +530,17 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
             return refuse(field("models"), model, "names of 1 to 256 bytes");
         }
     }
-    if raw.policy.name != "p2c" {
-        return refuse(field("policy.name"), raw.policy.name, "p2c");
+    for adapter in &raw.adapters {
+        if !raw.models.contains(adapter) {
+            return refuse(field("adapters"), adapter, "names that models lists too");
+        }
     }
+    let policy = match raw.policy.name.as_str() {
+        "p2c" | "" => Policy::P2c,
+        "least_pending_tokens" => Policy::LeastPendingTokens,
+        _ => return refuse(field("policy.name"), raw.policy.name, "p2c or least_pending_tokens"),
+    };
+    let affinity = check_affinity(&field, &raw)?;
     let choices = match raw.policy.choices {
         wire::Choices::Word(word) if word == "all" => Choices::All,
         wire::Choices::Word(word) => return refuse(field("policy.choices"), word, "a number from 1, or all"),
@@ -427,7 +558,13 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     let mut ids = HashSet::new();
     let mut endpoints = Vec::with_capacity(raw.endpoints.len());
     for (nth, endpoint) in raw.endpoints.into_iter().enumerate() {
-        let endpoint = check_endpoint(&field(&format!("endpoints[{nth}]")), endpoint, raw.admission.base_cap, alarms)?;
+        let endpoint = check_endpoint(
+            &field(&format!("endpoints[{nth}]")),
+            endpoint,
+            raw.admission.base_cap,
+            &raw.affinity,
+            alarms,
+        )?;
         if !ids.insert(endpoint.id.clone()) {
             return refuse(field(&format!("endpoints[{nth}].id")), endpoint.id, "an id that is used once in the pool");
         }
@@ -438,16 +575,50 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         name: raw.name,
         models: raw.models,
         served_model: raw.served_model,
+        adapters: raw.adapters,
+        policy,
         choices,
+        affinity,
         base_cap: raw.admission.base_cap,
         endpoints,
     })
+}
+
+/// What stands in for the pool's median throughput until somebody is measured, in tokens/s.
+const DEFAULT_MEDIAN_TPS: f64 = 730.0;
+
+fn check_affinity(field: &impl Fn(&str) -> String, pool: &wire::Pool) -> Result<Affinity, SnapshotError> {
+    let raw = &pool.affinity;
+    if !(0.0..=1_000.0).contains(&raw.k) {
+        return refuse(field("affinity.k"), raw.k, "a number from 0 to 1000");
+    }
+    if !(0.0..=1.0).contains(&raw.max_share) {
+        return refuse(field("affinity.max_share"), raw.max_share, "a number from 0 to 1");
+    }
+    if raw.kv_tokens == 0 {
+        return refuse(field("affinity.kv_tokens"), 0, "a number from 1");
+    }
+    if !is_speed(raw.prefill_tps) {
+        return refuse(field("affinity.prefill_tps"), raw.prefill_tps, "a positive number");
+    }
+    Ok(Affinity {
+        enabled: raw.enabled,
+        cold: raw.cold,
+        k: raw.k,
+        max_allowance: raw.max_share * f64::from(pool.admission.base_cap),
+        median_tps: pool.median_tps.filter(|tps| is_speed(*tps)).unwrap_or(DEFAULT_MEDIAN_TPS),
+    })
+}
+
+fn is_speed(tps: f64) -> bool {
+    tps.is_finite() && tps > 0.0
 }
 
 fn check_endpoint(
     field: &str,
     raw: wire::Endpoint,
     base_cap: u32,
+    affinity: &wire::Affinity,
     alarms: &mut Vec<String>,
 ) -> Result<Endpoint, SnapshotError> {
     if !is_id(&raw.id) {
@@ -471,6 +642,9 @@ fn check_endpoint(
         weight,
         cap: raw.cap.unwrap_or_else(|| cap(base_cap, weight)),
         context_window: raw.context_window,
+        prefill_tps: raw.prefill_tps.filter(|tps| is_speed(*tps)).unwrap_or(affinity.prefill_tps),
+        kv_tokens: raw.kv_tokens.unwrap_or(affinity.kv_tokens).max(1),
+        epoch: raw.epoch,
         state: raw.state,
     })
 }
@@ -524,6 +698,11 @@ mod tests {
             ("/pools/0/name", json!("a.b"), "pools[0].name"),
             ("/pools/0/models", json!([]), "pools[0].models"),
             ("/pools/0/policy", json!({"name": "best"}), "pools[0].policy.name"),
+            ("/pools/0/adapters", json!(["lora"]), "pools[0].adapters"),
+            ("/pools/0/affinity", json!({"k": -1}), "pools[0].affinity.k"),
+            ("/pools/0/affinity", json!({"max_share": 2}), "pools[0].affinity.max_share"),
+            ("/pools/0/affinity", json!({"kv_tokens": 0}), "pools[0].affinity.kv_tokens"),
+            ("/pools/0/affinity", json!({"prefill_tps": 0}), "pools[0].affinity.prefill_tps"),
             ("/pools/0/policy", json!({"name": "p2c", "choices": 0}), "pools[0].policy.choices"),
             ("/pools/0/policy", json!({"name": "p2c", "choices": "most"}), "pools[0].policy.choices"),
             ("/pools/0/admission", json!({"base_cap": 0}), "pools[0].admission.base_cap"),

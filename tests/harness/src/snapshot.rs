@@ -13,15 +13,7 @@ pub fn snapshot(pools: Vec<wire::Pool>) -> wire::Snapshot {
 /// A pool that serves one model of the same name.
 #[must_use]
 pub fn pool(name: &str, endpoints: Vec<wire::Endpoint>) -> wire::Pool {
-    wire::Pool {
-        name: name.to_owned(),
-        cluster: None,
-        models: vec![name.to_owned()],
-        served_model: None,
-        policy: wire::Policy::default(),
-        admission: wire::Admission::default(),
-        endpoints,
-    }
+    wire::Pool { name: name.to_owned(), models: vec![name.to_owned()], endpoints, ..wire::Pool::default() }
 }
 
 /// An endpoint that takes traffic.
@@ -31,8 +23,6 @@ pub fn endpoint(id: &str, address: SocketAddr, weight: f64) -> wire::Endpoint {
         id: id.to_owned(),
         address: address.to_string(),
         weight: weight.into(),
-        cap: None,
-        context_window: None,
-        state: wire::State::Ready,
+        ..wire::Endpoint::default()
     }
 }
