@@ -6,8 +6,9 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::decision::{Decision, ResultRecord};
-use weighbridge_routing::live::row::Refused;
+use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::live::{Admitted, Outcome, Report};
+use weighbridge_routing::prefix::holders::Nobody;
 use weighbridge_routing::request::{Reader, Request};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
@@ -56,8 +57,8 @@ struct Reading {
 struct Placed {
     snapshot: Rc<Snapshot>,
     pool: usize,
+    ask: Ask,
     admitted: Admitted,
-    decided_ms: u64,
     explain: bool,
     /// Place in the pool of the endpoint that the request is counted at.
     at: usize,
@@ -88,8 +89,8 @@ impl Placed {
         let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
         if let Some(to) = pool.endpoints.get(at) {
             let outcome = if attempts() > 1 { Outcome::Failure } else { Outcome::Neutral };
-            let report = Report { outcome, trial: self.on_trial() };
-            vm::with(|vm| vm.shift(pool, from.key, to.key, report, host::now_ms()));
+            let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
+            vm::with(|vm| vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms()));
             self.at = at;
         }
     }
@@ -105,9 +106,9 @@ impl Placed {
             return;
         }
         self.released_ms = Some(now_ms);
-        let report = Report { outcome, trial: self.on_trial() };
+        let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
-            vm::with(|vm| vm.release(pool, endpoint.key, report, now_ms));
+            vm::with(|vm| vm.release(pool, endpoint, self.admitted.charge, report, now_ms));
         }
     }
 
@@ -117,8 +118,8 @@ impl Placed {
             return;
         }
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
-            let report = Report { outcome: Outcome::Success, trial: true };
-            vm::with(|vm| vm.report(pool, endpoint.key, report, host::now_ms()));
+            let report = Report { outcome: Outcome::Success, trial: true, added_tokens: 0 };
+            vm::with(|vm| vm.report(pool, endpoint, report, host::now_ms()));
         }
     }
 
@@ -139,8 +140,7 @@ impl Placed {
     }
 
     fn decision(&self) -> Option<Decision<'_>> {
-        let Admitted { pick, loads, .. } = &self.admitted;
-        Some(Decision::admitted(self.pool()?, self.snapshot.version, pick, loads, self.decided_ms))
+        Some(Decision::admitted(self.pool()?, self.snapshot.version, &self.ask, &self.admitted))
     }
 }
 
@@ -213,11 +213,13 @@ impl Stream {
         };
         let now_ms = host::now_ms();
         self.started_ms = now_ms;
-        let admitted = match vm::with(|vm| vm.admit(pool, now_ms)) {
+        let ask = Ask::default();
+        let admitted = match vm::with(|vm| vm.admit(pool, &ask, &mut Nobody, now_ms)) {
             Ok(admitted) => admitted,
-            Err(Refused { refusal, loads }) => {
-                let record = Decision::refused(pool, snapshot.version, refusal, &loads, now_ms).to_json();
+            Err(refused) => {
+                let record = Decision::refused(pool, snapshot.version, &ask, &refused).to_json();
                 let _ = host::set_property(DECISION_STATE, &record);
+                let refusal = refused.refusal;
                 return self.refuse(&ApiError::refused(refusal, &pool.name), &pool.name, refusal.as_str());
             }
         };
@@ -225,8 +227,8 @@ impl Stream {
             at: admitted.pick.chosen(),
             snapshot: Rc::clone(&snapshot),
             pool: index,
+            ask,
             admitted,
-            decided_ms: now_ms,
             explain,
             released_ms: None,
             answered: false,
@@ -419,6 +421,11 @@ impl HttpContext for Stream {
             attempts,
             ttft_ms: placed.ttft_ms,
             duration_ms: now_ms.saturating_sub(self.started_ms),
+            prompt_tokens: None,
+            cached_tokens: None,
+            completion_tokens: None,
+            finish: None,
+            error: false,
         });
         let _ = host::set_property(DECISION_STATE, &decision.to_json());
     }

@@ -5,12 +5,14 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
+use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::live::beats::{Beat, Beats};
 use weighbridge_routing::live::row::{Ejected, Refused};
 use weighbridge_routing::live::table::FORMAT;
-use weighbridge_routing::live::{Admitted, Report, Row, SharedValue, StoreError, Table, Then, transact};
+use weighbridge_routing::live::{Admitted, Charge, Report, Row, SharedValue, StoreError, Table, Then, transact};
+use weighbridge_routing::prefix::holders::Holders;
 use weighbridge_routing::rng::SplitMix64;
-use weighbridge_routing::snapshot::{EndpointKey, Pool, Snapshot, SnapshotError};
+use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
 
 use crate::host::{self, Level, Shared};
 use crate::stats::Stats;
@@ -124,10 +126,16 @@ impl Vm {
     }
 
     /// Picks an endpoint and counts the request there.
-    pub(crate) fn admit(&mut self, pool: &Pool, now_ms: u64) -> Result<Admitted, Refused> {
+    pub(crate) fn admit(
+        &mut self,
+        pool: &Pool,
+        ask: &Ask,
+        prefix: &mut impl Holders,
+        now_ms: u64,
+    ) -> Result<Admitted, Refused> {
         let (id, rng) = (self.id, &mut self.rng);
         let held = pool_row(&mut self.rows, id, &pool.name);
-        let admitted = held.row.admit(&mut Shared(&held.key), pool, now_ms, rng)?;
+        let admitted = held.row.admit(&mut Shared(&held.key), pool, ask, prefix, now_ms, rng)?;
         if !admitted.shared {
             self.stats.unshared();
         }
@@ -135,34 +143,40 @@ impl Vm {
     }
 
     /// Moves a request's count to the endpoint that it really went to.
-    pub(crate) fn shift(&mut self, pool: &Pool, from: EndpointKey, to: EndpointKey, report: Report, now_ms: u64) {
+    pub(crate) fn shift(
+        &mut self,
+        pool: &Pool,
+        from: &Endpoint,
+        to: &Endpoint,
+        charge: Charge,
+        report: Report,
+        now_ms: u64,
+    ) {
         let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.shift(&mut Shared(&held.key), from, to, report, now_ms);
+        let result = held.row.shift(&mut Shared(&held.key), from, to, charge, report, now_ms);
         self.reported(pool, from, result);
     }
 
     /// Gives a request back.
-    pub(crate) fn release(&mut self, pool: &Pool, key: EndpointKey, report: Report, now_ms: u64) {
+    pub(crate) fn release(&mut self, pool: &Pool, endpoint: &Endpoint, charge: Charge, report: Report, now_ms: u64) {
         let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.release(&mut Shared(&held.key), key, report, now_ms);
-        self.reported(pool, key, result);
+        let result = held.row.release(&mut Shared(&held.key), endpoint, charge, report, now_ms);
+        self.reported(pool, endpoint, result);
     }
 
     /// Says how a request goes before it ends.
-    pub(crate) fn report(&mut self, pool: &Pool, key: EndpointKey, report: Report, now_ms: u64) {
+    pub(crate) fn report(&mut self, pool: &Pool, endpoint: &Endpoint, report: Report, now_ms: u64) {
         let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.report(&mut Shared(&held.key), key, report, now_ms);
-        self.reported(pool, key, result);
+        let result = held.row.report(&mut Shared(&held.key), endpoint, report, now_ms);
+        self.reported(pool, endpoint, result);
     }
 
-    fn reported(&mut self, pool: &Pool, key: EndpointKey, (ejected, stored): (Ejected, Result<(), StoreError>)) {
+    fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, (ejected, stored): (Ejected, Result<(), StoreError>)) {
         if stored.is_err() {
             self.stats.unshared();
         }
-        if ejected == Ejected::Now
-            && let Some(endpoint) = pool.endpoints.iter().find(|endpoint| endpoint.key == key)
-        {
-            self.stats.ejection(&pool.name, &endpoint.id, key);
+        if ejected == Ejected::Now {
+            self.stats.ejection(&pool.name, &endpoint.id, endpoint.key);
             host::log(Level::Warn, &format!("weighbridge: {} of {} ejected after failures", endpoint.id, pool.name));
         }
     }

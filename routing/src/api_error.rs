@@ -74,6 +74,9 @@ impl ApiError {
     #[must_use]
     pub fn refused(refusal: Refusal, pool: &str) -> Self {
         let mut answer = match refusal {
+            Refusal::TooLong { window } => {
+                return Self::new(400, INVALID, Some("context_length_exceeded"), format!("{window}"));
+            }
             Refusal::AtCap => Self::new(
                 429,
                 "rate_limit_error",

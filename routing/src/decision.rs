@@ -6,8 +6,8 @@
 
 use serde::Serialize;
 
-use crate::eligibility::{Ejections, Load, exclusion};
-use crate::route::{Pick, Reason, Refusal};
+use crate::eligibility::{Ask, Exclusion, Load, Survey};
+use crate::live::{Admitted, row::Refused};
 use crate::snapshot::Pool;
 
 /// Candidates written out in one record.
@@ -33,6 +33,13 @@ pub struct Decision<'a> {
     /// Endpoints not written out.
     #[serde(skip_serializing_if = "is_zero")]
     pub omitted: usize,
+    /// Tokens of the prompt, by estimate.
+    pub prompt_tokens: u64,
+    /// Tokens that the answer was expected to have.
+    pub output_tokens: u64,
+    /// What prefix affinity had to say, where an endpoint holds some of the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<PrefixRecord<'a>>,
     /// The endpoint that answered, and how; known at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result: Option<ResultRecord<'a>>,
@@ -49,6 +56,8 @@ pub struct CandidateRecord<'a> {
     pub in_flight: u32,
     /// The most it may have.
     pub cap: u32,
+    /// Tokens that the requests in flight still have to compute or generate, by estimate.
+    pub pending_tokens: u32,
     /// `in_flight / weight`, to two places: what is compared.
     pub load: f64,
     /// Whether it was among those compared.
@@ -57,6 +66,19 @@ pub struct CandidateRecord<'a> {
     /// Why it was left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excluded: Option<&'static str>,
+}
+
+/// How staying with a holder of the prompt's prefix was weighed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PrefixRecord<'a> {
+    /// The endpoints that hold the longest known prefix.
+    pub holders: Vec<&'a str>,
+    /// Tokens of that prefix.
+    pub matched_tokens: u64,
+    /// Of these, tokens that the freest endpoint does not have.
+    pub missing_tokens: u64,
+    /// How much fuller than the freest a holder could be, in the unit of `load`.
+    pub allowance: f64,
 }
 
 /// How it ended.
@@ -74,6 +96,25 @@ pub struct ResultRecord<'a> {
     pub ttft_ms: Option<u64>,
     /// From the decision to the end of the answer, in ms.
     pub duration_ms: u64,
+    /// What the answer's `usage` said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u64>,
+    /// Of these, tokens that the engine found in its cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Tokens of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens: Option<u64>,
+    /// Why it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finish: Option<&'static str>,
+    /// Whether there was an error object in an answer whose status was fine.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub error: bool,
+}
+
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
 }
 
 fn is_zero(n: &usize) -> bool {
@@ -81,28 +122,36 @@ fn is_zero(n: &usize) -> bool {
 }
 
 impl<'a> Decision<'a> {
-    /// The record of an admitted request. `loads` is what the pick looked at.
+    /// The record of an admitted request.
     #[must_use]
-    pub fn admitted(pool: &'a Pool, snapshot: u64, pick: &Pick, loads: &[Load], now_ms: u64) -> Self {
+    pub fn admitted(pool: &'a Pool, snapshot: u64, ask: &Ask, admitted: &Admitted) -> Self {
+        let Admitted { pick, loads, .. } = admitted;
         let name = |index: &usize| pool.endpoints.get(*index).map(|endpoint| endpoint.id.as_str());
-        let ejections = if pick.reason == Reason::Panic { Ejections::Ignore } else { Ejections::Respect };
         let mut hosts: Vec<&str> = pick.hosts.iter().filter_map(name).collect();
         hosts.dedup();
+        let prefix = pick.affinity.as_ref().map(|affinity| PrefixRecord {
+            holders: affinity.holders.iter().filter_map(name).take(MAX_CANDIDATES).collect(),
+            matched_tokens: affinity.matched_tokens,
+            missing_tokens: affinity.missing_tokens,
+            allowance: hundredths(affinity.allowance),
+        });
         Decision {
             reason: pick.reason.as_str(),
             picked: name(&pick.chosen()),
             hosts,
-            ..Self::of(pool, snapshot, loads, now_ms, ejections, &pick.drawn)
+            prefix,
+            ..Self::of(pool, snapshot, ask, loads, &pick.survey, &pick.drawn)
         }
     }
 
     /// The record of a refused request.
     #[must_use]
-    pub fn refused(pool: &'a Pool, snapshot: u64, refusal: Refusal, loads: &[Load], now_ms: u64) -> Self {
-        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, loads, now_ms, Ejections::Respect, &[]) }
+    pub fn refused(pool: &'a Pool, snapshot: u64, ask: &Ask, refused: &Refused) -> Self {
+        let Refused { refusal, survey, loads } = refused;
+        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, &[]) }
     }
 
-    fn of(pool: &'a Pool, snapshot: u64, loads: &[Load], now_ms: u64, ejections: Ejections, drawn: &[usize]) -> Self {
+    fn of(pool: &'a Pool, snapshot: u64, ask: &Ask, loads: &[Load], survey: &Survey, drawn: &[usize]) -> Self {
         let record = |index: usize, drawn: bool| {
             let endpoint = pool.endpoints.get(index)?;
             let load = loads.get(index).copied().unwrap_or_default();
@@ -111,9 +160,10 @@ impl<'a> Decision<'a> {
                 weight: endpoint.weight.get(),
                 in_flight: load.in_flight,
                 cap: endpoint.cap,
-                load: (f64::from(load.in_flight) / endpoint.weight.get() * 100.0).round() / 100.0,
+                pending_tokens: load.pending_tokens,
+                load: hundredths(f64::from(load.in_flight) / endpoint.weight.get()),
                 drawn,
-                excluded: exclusion(endpoint, &load, now_ms, ejections).map(|why| why.as_str()),
+                excluded: survey.excluded.get(index).copied().flatten().map(Exclusion::as_str),
             })
         };
         let rest = (0..pool.endpoints.len()).filter(|index| !drawn.contains(index));
@@ -131,6 +181,9 @@ impl<'a> Decision<'a> {
             hosts: Vec::new(),
             omitted: pool.endpoints.len().saturating_sub(candidates.len()),
             candidates,
+            prompt_tokens: ask.prompt_tokens,
+            output_tokens: ask.output_tokens,
+            prefix: None,
             result: None,
         }
     }

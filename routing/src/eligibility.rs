@@ -1,19 +1,23 @@
 //! Which endpoints of a pool may take a request, and for each of the others, why not.
 //!
-//! Linear in the number of endpoints. An endpoint about which nothing is known in the live table carries nothing.
+//! [`survey`] is linear in the number of endpoints. An endpoint about which nothing is known in the live table carries nothing.
 
 use serde::Serialize;
 
 use crate::live::table::Passive;
-use crate::snapshot::{Endpoint, State};
+use crate::snapshot::{Endpoint, Pool, State};
 
 /// What the live table says about one endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     /// Requests in flight, over all VMs.
     pub in_flight: u32,
+    /// Tokens that these requests still have to compute or generate, by estimate.
+    pub pending_tokens: u32,
     /// Passive health.
     pub passive: Passive,
+    /// Its token clock; see [`crate::prefix::index`].
+    pub clock: u64,
 }
 
 /// Why an endpoint was left out.
@@ -32,6 +36,10 @@ pub enum Exclusion {
     Ejected,
     /// Has as many requests in flight as it may.
     AtCap,
+    /// Its context window cannot hold the request.
+    Window,
+    /// Its last slots are kept for requests that only a window of its size can hold.
+    Reserved,
 }
 
 impl Exclusion {
@@ -45,22 +53,117 @@ impl Exclusion {
             Exclusion::Unhealthy => "unhealthy",
             Exclusion::Ejected => "ejected",
             Exclusion::AtCap => "at_cap",
+            Exclusion::Window => "window",
+            Exclusion::Reserved => "reserved",
+        }
+    }
+}
+
+/// What a request needs, as far as choosing depends on it. The default needs nothing and fits everywhere.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Ask {
+    /// Tokens of the prompt, by estimate.
+    pub prompt_tokens: u64,
+    /// The least that the prompt can have: what is certainly too long is refused by this figure.
+    pub floor_tokens: u64,
+    /// Tokens that the client wants room for in the answer (`max_tokens`); 0 when it did not say.
+    pub requested_tokens: u64,
+    /// Tokens that the answer is expected to have.
+    pub output_tokens: u64,
+    /// Share of the pool's requests that not every endpoint can hold, 0 to 1.
+    pub long_share: f64,
+}
+
+impl Ask {
+    /// What a context window must hold.
+    #[must_use]
+    pub fn window_tokens(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.requested_tokens)
+    }
+}
+
+/// Who may take a request, and why not the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Survey {
+    /// One entry per endpoint of the pool; `None` for those that may.
+    pub excluded: Vec<Option<Exclusion>>,
+    /// Whether passive ejections were ignored, because nobody else is left.
+    pub panic: bool,
+}
+
+impl Survey {
+    /// Whether this is why somebody was left out.
+    #[must_use]
+    pub fn any(&self, why: Exclusion) -> bool {
+        self.excluded.contains(&Some(why))
+    }
+
+    /// Whether anybody may take the request.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.excluded.iter().all(Option::is_some)
+    }
+}
+
+/// Looks at every endpoint of a pool. `loads` has one entry per endpoint; a missing one counts as idle.
+///
+/// Windows: an endpoint is left out when its context window is known and smaller than the estimate. The estimate can be
+/// wrong, so when no window is large enough, but the largest might be (by [`Ask::floor_tokens`]), those of the largest
+/// stay in, and their engine decides.
+///
+/// Scarcity: requests that a smaller window could hold as well leave the last `cap x long_share` slots (at most half) of
+/// a larger window free, as long as somebody with a smaller one can take them now. Where long prompts are rare, nothing
+/// is kept from anybody.
+#[must_use]
+pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, now_ms: u64) -> Survey {
+    let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
+    let ready = || pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
+    let largest = ready().map(window).max().unwrap_or_default();
+    let least_possible = ask.floor_tokens.saturating_add(ask.requested_tokens);
+    let needed = match ask.window_tokens() {
+        needed if needed > largest && least_possible <= largest => largest,
+        needed => needed,
+    };
+    let look = |ejections| -> Vec<Option<Exclusion>> {
+        let load = |index: usize| loads.get(index).copied().unwrap_or_default();
+        let all = pool.endpoints.iter().enumerate();
+        all.map(|(index, endpoint)| exclusion(endpoint, &load(index), needed, now_ms, ejections)).collect()
+    };
+    let mut survey = Survey { excluded: look(Ejections::Respect), panic: false };
+    // A stale verdict must not close the pool.
+    if survey.is_empty() && survey.any(Exclusion::Ejected) && !survey.any(Exclusion::AtCap) {
+        survey = Survey { excluded: look(Ejections::Ignore), panic: true };
+    }
+    if ask.long_share > 0.0 {
+        reserve(&mut survey, pool, loads, ask.long_share);
+    }
+    survey
+}
+
+fn reserve(survey: &mut Survey, pool: &Pool, loads: &[Load], long_share: f64) {
+    let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
+    let eligible = pool.endpoints.iter().zip(&survey.excluded).filter(|(_, excluded)| excluded.is_none());
+    let Some(smallest) = eligible.map(|(endpoint, _)| window(endpoint)).min() else { return };
+    for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&mut survey.excluded).enumerate() {
+        if excluded.is_some() || window(endpoint) <= smallest {
+            continue;
+        }
+        let kept = ((f64::from(endpoint.cap) * long_share).ceil() as u32).min(endpoint.cap / 2);
+        let in_flight = loads.get(index).map_or(0, |load| load.in_flight);
+        if in_flight.saturating_add(kept) >= endpoint.cap {
+            *excluded = Some(Exclusion::Reserved);
         }
     }
 }
 
 /// Whether passive ejections count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ejections {
-    /// An ejected endpoint is left out.
+enum Ejections {
     Respect,
-    /// Everything that could serve is ejected, so ejection tells nothing any more.
     Ignore,
 }
 
-/// `None` when the endpoint may take a request now.
-#[must_use]
-pub fn exclusion(endpoint: &Endpoint, load: &Load, now_ms: u64, ejections: Ejections) -> Option<Exclusion> {
+fn exclusion(endpoint: &Endpoint, load: &Load, needed: u64, now_ms: u64, ejections: Ejections) -> Option<Exclusion> {
     match endpoint.state {
         State::Ready => {}
         State::New => return Some(Exclusion::New),
@@ -68,8 +171,67 @@ pub fn exclusion(endpoint: &Endpoint, load: &Load, now_ms: u64, ejections: Eject
         State::Draining => return Some(Exclusion::Draining),
         State::Unhealthy => return Some(Exclusion::Unhealthy),
     }
+    if endpoint.context_window.is_some_and(|window| needed > u64::from(window)) {
+        return Some(Exclusion::Window);
+    }
     if ejections == Ejections::Respect && now_ms < load.passive.ejected_until_ms {
         return Some(Exclusion::Ejected);
     }
     (load.in_flight >= endpoint.cap).then_some(Exclusion::AtCap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Snapshot;
+    use serde_json::json;
+
+    fn pool(windows: &[Option<u32>]) -> Pool {
+        let endpoints: Vec<_> = windows
+            .iter()
+            .enumerate()
+            .map(|(nth, window)| json!({"id": format!("e{nth}"), "address": format!("10.0.0.{nth}:80"), "weight": 1.0, "cap": 8, "context_window": window}))
+            .collect();
+        let snapshot =
+            json!({"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"], "endpoints": endpoints}]});
+        Snapshot::from_json(snapshot.to_string().as_bytes()).unwrap().pools.remove(0)
+    }
+
+    fn busy(in_flight: u32) -> Load {
+        Load { in_flight, ..Load::default() }
+    }
+
+    #[test]
+    fn a_window_must_hold_prompt_and_answer() {
+        let pool = pool(&[Some(1_000), Some(8_000), None]);
+        let ask = |prompt_tokens, requested_tokens| Ask { prompt_tokens, requested_tokens, ..Ask::default() };
+        let excluded = |ask: Ask| survey(&pool, &[], &ask, 0).excluded;
+        assert_eq!(excluded(ask(900, 100)), [None, None, None]);
+        assert_eq!(excluded(ask(900, 101)), [Some(Exclusion::Window), None, None]);
+        assert_eq!(excluded(ask(9_000, 0)), [Some(Exclusion::Window), Some(Exclusion::Window), None]);
+    }
+
+    #[test]
+    fn what_might_fit_goes_to_the_largest_window() {
+        let pool = pool(&[Some(1_000), Some(8_000)]);
+        let ask = |floor_tokens| Ask { prompt_tokens: 9_000, floor_tokens, ..Ask::default() };
+        assert_eq!(survey(&pool, &[], &ask(6_000), 0).excluded, [Some(Exclusion::Window), None]);
+        assert!(survey(&pool, &[], &ask(8_001), 0).is_empty());
+    }
+
+    #[test]
+    fn large_windows_are_kept_for_long_prompts_only_where_those_come() {
+        let pool = pool(&[Some(1_000), Some(8_000)]);
+        let short = |long_share| Ask { prompt_tokens: 100, long_share, ..Ask::default() };
+        let with = |loads: [Load; 2], ask: Ask| survey(&pool, &loads, &ask, 0).excluded;
+        assert_eq!(with([busy(0), busy(7)], short(0.0)), [None, None]);
+        assert_eq!(with([busy(0), busy(5)], short(0.2)), [None, None]); // 2 of 8 are kept
+        assert_eq!(with([busy(0), busy(6)], short(0.2)), [None, Some(Exclusion::Reserved)]);
+        assert_eq!(with([busy(0), busy(3)], short(1.0)), [None, None]); // never more than half
+        // The small one is full: nothing is kept from the short ones, since they have nowhere else to go.
+        assert_eq!(with([busy(8), busy(6)], short(0.2)), [Some(Exclusion::AtCap), None]);
+        // A long one may have the last slot.
+        let long = Ask { prompt_tokens: 2_000, long_share: 0.2, ..Ask::default() };
+        assert_eq!(with([busy(0), busy(7)], long), [Some(Exclusion::Window), None]);
+    }
 }

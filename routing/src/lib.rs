@@ -24,6 +24,7 @@ pub mod eligibility;
 pub mod json;
 pub mod live;
 pub mod policy;
+pub mod prefix;
 pub mod request;
 pub mod rng;
 pub mod route;

@@ -11,7 +11,7 @@
 //!   get everything).
 //!
 //! Cost: `O(choices x n)` for drawing, `O(n)` when `choices` covers all. Loads are compared in integers
-//! (`in_flight_a x weight_b` against `in_flight_b x weight_a`, weights in hundredths), so equal means equal.
+//! (`load_a x weight_b` against `load_b x weight_a`, weights in hundredths), so equal means equal.
 //!
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); drawing in proportion to
 //! capacity: Berenbrink et al., "Balls into non-uniform bins" (2014).
@@ -29,16 +29,22 @@ pub struct Candidate {
     pub index: usize,
     /// Relative capacity.
     pub weight: Weight,
-    /// Requests in flight.
-    pub in_flight: u32,
+    /// What it carries: requests in flight, or pending tokens, as the pool's policy has it.
+    pub load: u32,
 }
 
 impl Candidate {
+    /// Load per weight.
+    #[must_use]
+    pub fn per_weight(&self) -> f64 {
+        f64::from(self.load) / self.weight.get()
+    }
+
     /// Less loaded first, then heavier first.
     #[must_use]
     pub fn compare(&self, other: &Candidate) -> Ordering {
-        let mine = u64::from(self.in_flight) * u64::from(other.weight.hundredths());
-        let theirs = u64::from(other.in_flight) * u64::from(self.weight.hundredths());
+        let mine = u64::from(self.load) * u64::from(other.weight.hundredths());
+        let theirs = u64::from(other.load) * u64::from(self.weight.hundredths());
         mine.cmp(&theirs).then(other.weight.hundredths().cmp(&self.weight.hundredths()))
     }
 }
@@ -83,7 +89,7 @@ pub fn pick(
         drawn.push(0);
         return Some((first, Choice::OnlyOne));
     }
-    let all_idle = candidates.iter().all(|candidate| candidate.in_flight == 0);
+    let all_idle = candidates.iter().all(|candidate| candidate.load == 0);
     match choices {
         Choices::Count(count) if !all_idle && (count.get() as usize) < candidates.len() => {
             draw_distinct(candidates, count.get() as usize, draw, rng, drawn);
@@ -120,8 +126,7 @@ pub fn pick(
 }
 
 fn same_load(a: &Candidate, b: &Candidate) -> bool {
-    u64::from(a.in_flight) * u64::from(b.weight.hundredths())
-        == u64::from(b.in_flight) * u64::from(a.weight.hundredths())
+    u64::from(a.load) * u64::from(b.weight.hundredths()) == u64::from(b.load) * u64::from(a.weight.hundredths())
 }
 
 fn draw_distinct(candidates: &[Candidate], count: usize, draw: Draw, rng: &mut SplitMix64, drawn: &mut Vec<usize>) {
@@ -159,7 +164,7 @@ mod tests {
             .map(|(index, (weight, in_flight))| Candidate {
                 index,
                 weight: Weight::try_new(*weight).unwrap(),
-                in_flight: *in_flight,
+                load: *in_flight,
             })
             .collect()
     }

@@ -1,19 +1,27 @@
 //! One request, one pool: which endpoint, and the ones to try after it.
 //!
-//! Pure: [`decide`] looks at loads and returns a [`Pick`] or a [`Refusal`]; nothing is counted here ([`crate::live::Row`]
-//! does that, in the same compare-and-swap in which the loads were read). `O(choices x n)`.
+//! Pure: [`decide`] looks at loads and returns a [`Pick`] or a [`Refused`]; nothing is counted here ([`crate::live::Row`]
+//! does that, in the same compare-and-swap in which the loads were read). `O(choices x n)`, and a few look-ups in the
+//! holder index where staying with a holder depends on what the alternative holds.
 //!
 //! | situation | answer |
 //! |---|---|
 //! | no endpoint, none ready | [`Refusal::NoEndpoint`] |
-//! | some ready, all of them at their cap | [`Refusal::AtCap`] |
-//! | every ready endpoint is ejected | ejections are ignored ([`Reason::Panic`]): a stale verdict must not close the pool |
+//! | some ready, the context window of none can hold the request | [`Refusal::TooLong`] |
+//! | some could serve it, all of them at their cap | [`Refusal::AtCap`] |
+//! | every one that could serve it is ejected | ejections are ignored ([`Reason::Panic`]): a stale verdict must not close the pool |
+//! | an eligible endpoint holds the prompt's prefix and is not too full | it ([`Reason::Holder`]) |
+//! | nobody holds it, and `affinity.cold` is `hash` | the prompt's home, if not too full ([`Reason::Home`]) |
 //! | otherwise | the policy's pick among the eligible |
+//!
+//! "Not too full": its load per weight is at most that of the freest plus the [`allowance`].
 
-use crate::eligibility::{Ejections, Exclusion, Load, exclusion};
+use crate::affinity::allowance;
+use crate::eligibility::{Ask, Exclusion, Load, Survey, survey};
 use crate::policy::{Candidate, Choice, Draw, pick};
+use crate::prefix::holders::{Holders, home};
 use crate::rng::SplitMix64;
-use crate::snapshot::Pool;
+use crate::snapshot::{Policy, Pool, State, wire::Cold};
 
 /// How many endpoints a request may try: the pick and two retries.
 pub const HOSTS: usize = 3;
@@ -33,6 +41,10 @@ pub enum Reason {
     TieChance,
     /// All were ejected, so ejection was ignored.
     Panic,
+    /// It holds the prompt's prefix.
+    Holder,
+    /// Nobody holds the prompt's prefix; this is its home.
+    Home,
 }
 
 impl Reason {
@@ -46,6 +58,8 @@ impl Reason {
             Reason::TieHeavier => "tie_heavier",
             Reason::TieChance => "tie_chance",
             Reason::Panic => "panic",
+            Reason::Holder => "holder",
+            Reason::Home => "home",
         }
     }
 }
@@ -57,6 +71,11 @@ pub enum Refusal {
     AtCap,
     /// No endpoint can serve.
     NoEndpoint,
+    /// No context window can hold it; the largest has so many tokens.
+    TooLong {
+        /// Tokens of the largest window.
+        window: u64,
+    },
 }
 
 impl Refusal {
@@ -66,12 +85,13 @@ impl Refusal {
         match self {
             Refusal::AtCap => "at_cap",
             Refusal::NoEndpoint => "no_endpoint",
+            Refusal::TooLong { .. } => "too_long",
         }
     }
 }
 
 /// Where a request goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pick {
     /// Place in the pool of the chosen endpoint, then of the next best, each eligible and under its cap. With fewer
     /// than [`HOSTS`] eligible endpoints they repeat in turn, so that a retry never falls to Envoy's own choice.
@@ -80,6 +100,32 @@ pub struct Pick {
     pub reason: Reason,
     /// Places of the endpoints that were compared.
     pub drawn: Vec<usize>,
+    /// Who could have taken it.
+    pub survey: Survey,
+    /// What prefix affinity had to say; `None` when nobody holds any of the prompt.
+    pub affinity: Option<Affinity>,
+}
+
+/// How staying with a holder was weighed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Affinity {
+    /// Places of all that hold the longest known prefix, eligible or not.
+    pub holders: Vec<usize>,
+    /// Tokens of that prefix.
+    pub matched_tokens: u64,
+    /// Of these, tokens that the freest endpoint does not have.
+    pub missing_tokens: u64,
+    /// How much fuller than the freest a holder could be.
+    pub allowance: f64,
+}
+
+/// A request that goes nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Why.
+    pub refusal: Refusal,
+    /// Why for each endpoint.
+    pub survey: Survey,
 }
 
 impl Pick {
@@ -94,42 +140,34 @@ impl Pick {
 /// Decides. `loads` has one entry per endpoint of the pool, in the pool's order; a missing one counts as idle.
 ///
 /// # Errors
-/// A [`Refusal`] when no endpoint may take the request now.
-pub fn decide(pool: &Pool, loads: &[Load], now_ms: u64, draw: Draw, rng: &mut SplitMix64) -> Result<Pick, Refusal> {
-    let mut ejected_only = false;
-    let mut busy = false;
+/// [`Refused`] when no endpoint may take the request now.
+pub fn decide(
+    pool: &Pool,
+    loads: &[Load],
+    ask: &Ask,
+    prefix: &mut impl Holders,
+    now_ms: u64,
+    draw: Draw,
+    rng: &mut SplitMix64,
+) -> Result<Pick, Refused> {
+    let survey = survey(pool, loads, ask, now_ms);
     let mut candidates = Vec::with_capacity(pool.endpoints.len());
-    let eligible = |ejections| {
-        pool.endpoints.iter().enumerate().map(move |(index, endpoint)| {
+    for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
+        if excluded.is_none() {
             let load = loads.get(index).copied().unwrap_or_default();
-            let candidate = Candidate { index, weight: endpoint.weight, in_flight: load.in_flight };
-            (candidate, exclusion(endpoint, &load, now_ms, ejections))
-        })
-    };
-    for (candidate, excluded) in eligible(Ejections::Respect) {
-        match excluded {
-            None => candidates.push(candidate),
-            Some(Exclusion::AtCap) => busy = true,
-            Some(Exclusion::Ejected) => ejected_only = true,
-            Some(_) => {}
-        }
-    }
-    let panic = candidates.is_empty() && ejected_only && !busy;
-    if panic {
-        for (candidate, excluded) in eligible(Ejections::Ignore) {
-            match excluded {
-                None => candidates.push(candidate),
-                Some(Exclusion::AtCap) => busy = true,
-                Some(_) => {}
-            }
+            let load = match pool.policy {
+                Policy::P2c => load.in_flight,
+                Policy::LeastPendingTokens => load.pending_tokens,
+            };
+            candidates.push(Candidate { index, weight: endpoint.weight, load });
         }
     }
     let mut drawn = Vec::new();
-    let Some((chosen, choice)) = pick(&candidates, pool.choices, draw, rng, &mut drawn) else {
-        return Err(if busy { Refusal::AtCap } else { Refusal::NoEndpoint });
+    let Some((mut chosen, choice)) = pick(&candidates, pool.choices, draw, rng, &mut drawn) else {
+        return Err(Refused { refusal: refusal(pool, &survey), survey });
     };
-    let reason = match choice {
-        _ if panic => Reason::Panic,
+    let mut reason = match choice {
+        _ if survey.panic => Reason::Panic,
         Choice::OnlyOne => Reason::OnlyOne,
         Choice::AllIdle => Reason::AllIdle,
         Choice::LowerLoad => Reason::LowerLoad,
@@ -139,7 +177,75 @@ pub fn decide(pool: &Pool, loads: &[Load], now_ms: u64, draw: Draw, rng: &mut Sp
     for place in &mut drawn {
         *place = candidates.get(*place).map_or(chosen.index, |candidate| candidate.index);
     }
-    Ok(Pick { hosts: hosts(chosen, &candidates), reason, drawn })
+    let mut affinity = None;
+    if pool.affinity.enabled
+        && let Some(stay) = stay(pool, ask, &candidates, prefix)
+    {
+        affinity = stay.weighed;
+        if let Some(preferred) = stay.preferred {
+            if !drawn.contains(&preferred.index) {
+                drawn.push(preferred.index);
+            }
+            chosen = preferred;
+            if !survey.panic {
+                reason = if affinity.is_some() { Reason::Holder } else { Reason::Home };
+            }
+        }
+    }
+    Ok(Pick { hosts: hosts(chosen, &candidates), reason, drawn, survey, affinity })
+}
+
+fn refusal(pool: &Pool, survey: &Survey) -> Refusal {
+    let ready = || pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
+    if survey.any(Exclusion::AtCap) {
+        Refusal::AtCap
+    } else if survey.any(Exclusion::Window) {
+        Refusal::TooLong { window: ready().filter_map(|endpoint| endpoint.context_window).max().unwrap_or(0).into() }
+    } else {
+        Refusal::NoEndpoint
+    }
+}
+
+struct Stay {
+    /// Where the prompt's prefix is or belongs, if that one is not too full.
+    preferred: Option<Candidate>,
+    weighed: Option<Affinity>,
+}
+
+/// Weighs the holder, or the home, against the freest. The allowance is counted in the policy's own unit: a request is
+/// worth its expected output in pending tokens.
+fn stay(pool: &Pool, ask: &Ask, candidates: &[Candidate], prefix: &mut impl Holders) -> Option<Stay> {
+    let freest = candidates.iter().min_by(|a, b| a.compare(b))?;
+    let prefill_tps = pool.endpoints.get(freest.index)?.prefill_tps;
+    let allowed = |missing_tokens| allowance(&pool.affinity, missing_tokens, prefill_tps, ask.output_tokens);
+    let fits = |candidate: &Candidate, allowance: f64| {
+        let unit = match pool.policy {
+            Policy::P2c => 1.0,
+            Policy::LeastPendingTokens => ask.output_tokens.max(1) as f64,
+        };
+        candidate.per_weight() <= freest.per_weight() + allowance * unit
+    };
+    let (holders, matched_tokens) = prefix.longest();
+    if holders.is_empty() {
+        let key = prefix.home().filter(|_| pool.affinity.cold == Cold::Hash)?;
+        let home = home(key, pool)?;
+        let candidate = candidates.iter().find(|candidate| candidate.index == home).copied();
+        let preferred = candidate.filter(|candidate| fits(candidate, allowed(ask.prompt_tokens)));
+        return Some(Stay { preferred, weighed: None });
+    }
+    let holders = holders.to_vec();
+    let holder =
+        candidates.iter().filter(|candidate| holders.contains(&candidate.index)).min_by(|a, b| a.compare(b)).copied();
+    let missing_tokens = match &holder {
+        // What the freest holds need not be looked up when it cannot change the answer.
+        Some(holder) if holder.per_weight() > freest.per_weight() && fits(holder, allowed(matched_tokens)) => {
+            matched_tokens.saturating_sub(prefix.tokens_at(freest.index))
+        }
+        _ => matched_tokens,
+    };
+    let allowance = allowed(missing_tokens);
+    let preferred = holder.filter(|holder| fits(holder, allowance));
+    Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, missing_tokens, allowance }) })
 }
 
 /// The chosen one and the least loaded of the rest.
@@ -161,6 +267,7 @@ fn hosts(chosen: Candidate, candidates: &[Candidate]) -> [usize; HOSTS] {
 mod tests {
     use super::*;
     use crate::live::table::Passive;
+    use crate::prefix::holders::Nobody;
     use crate::snapshot::{Snapshot, State, wire};
     use proptest::prelude::*;
     use serde_json::json;
@@ -184,11 +291,41 @@ mod tests {
     }
 
     fn load(in_flight: u32, ejected_until_ms: u64, ejections: u16) -> Load {
-        Load { in_flight, passive: Passive { ejected_until_ms, failures: 0, ejections } }
+        let passive = Passive { ejected_until_ms, failures: 0, ejections };
+        Load { in_flight, passive, ..Load::default() }
     }
 
     fn run(pool: &Pool, loads: &[Load]) -> Result<Pick, Refusal> {
-        decide(pool, loads, 100, Draw::ByWeight, &mut SplitMix64::seeded(1))
+        ask(pool, loads, &Ask::default(), &mut Nobody)
+    }
+
+    fn ask(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders) -> Result<Pick, Refusal> {
+        decide(pool, loads, ask, prefix, 100, Draw::ByWeight, &mut SplitMix64::seeded(1))
+            .map_err(|refused| refused.refusal)
+    }
+
+    /// Which endpoint holds how many tokens of the prompt.
+    struct Fixed(Vec<(usize, u64)>, Vec<usize>);
+
+    impl Fixed {
+        fn new(of: &[(usize, u64)]) -> Self {
+            let most = of.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            Fixed(of.to_vec(), of.iter().filter(|(_, tokens)| *tokens == most).map(|(index, _)| *index).collect())
+        }
+    }
+
+    impl Holders for Fixed {
+        fn longest(&mut self) -> (&[usize], u64) {
+            (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
+        }
+
+        fn tokens_at(&mut self, endpoint: usize) -> u64 {
+            self.0.iter().find(|(index, _)| *index == endpoint).map_or(0, |(_, tokens)| *tokens)
+        }
+
+        fn home(&self) -> Option<u64> {
+            Some(7)
+        }
     }
 
     const READY: State = State::Ready;
@@ -242,6 +379,99 @@ mod tests {
         assert_eq!(run(&pool, &[load(2, 500, 3), load(2, 900, 3)]), Err(Refusal::AtCap));
     }
 
+    /// Two endpoints of the mission's example: 1.34 and 0.66, caps by weight, the pool's median 730 tok/s.
+    fn example(cold: &str) -> Pool {
+        let pool = json!({"name": "p", "models": ["m"], "median_tps": 730.0, "affinity": {"cold": cold}, "endpoints": [
+            {"id": "a", "address": "10.0.0.1:80", "weight": 1.34, "prefill_tps": 6000.0},
+            {"id": "b", "address": "10.0.0.2:80", "weight": 0.66, "prefill_tps": 6000.0},
+        ]});
+        let snapshot = json!({"format": 1, "version": 1, "pools": [pool]});
+        Snapshot::from_json(snapshot.to_string().as_bytes()).unwrap().pools.remove(0)
+    }
+
+    // Row 5 of the mission: 10 at 1.34 (7.5) against 3 at 0.66 (4.5).
+    #[test]
+    fn a_long_conversation_stays_and_a_short_prompt_moves() {
+        let pool = example("policy");
+        let loads = [load(10, 0, 0), load(3, 0, 0)];
+        let of = |tokens| Ask { prompt_tokens: tokens, output_tokens: 128, ..Ask::default() };
+        let long = ask(&pool, &loads, &of(8_100), &mut Fixed::new(&[(0, 8_000)])).unwrap();
+        assert_eq!((long.chosen(), long.reason), (0, Reason::Holder));
+        let short = ask(&pool, &loads, &of(110), &mut Fixed::new(&[(0, 100)])).unwrap();
+        assert_eq!((short.chosen(), short.reason), (1, Reason::LowerLoad));
+        assert_eq!(short.affinity.unwrap().holders, [0]);
+        // A full small machine loses its conversation: 15 of its 16 slots are as much as 22.7, at the cap it is not asked.
+        for in_flight in [15, 16] {
+            let lost = ask(&pool, &[load(2, 0, 0), load(in_flight, 0, 0)], &of(8_100), &mut Fixed::new(&[(1, 8_000)]));
+            assert_eq!(lost.unwrap().chosen(), 0);
+        }
+    }
+
+    #[test]
+    fn what_everybody_holds_keeps_nobody() {
+        let pool = example("policy");
+        let loads = [load(10, 0, 0), load(3, 0, 0)];
+        let of = Ask { prompt_tokens: 8_100, output_tokens: 128, ..Ask::default() };
+        // Both hold the 8,000 tokens of the system prompt, the first a hundred tokens more.
+        let pick = ask(&pool, &loads, &of, &mut Fixed::new(&[(0, 8_100), (1, 8_000)])).unwrap();
+        assert_eq!((pick.chosen(), pick.affinity.unwrap().missing_tokens), (1, 100));
+    }
+
+    #[test]
+    fn of_several_holders_the_freest_takes_it() {
+        let pool = pool(&[(1.0, READY), (1.0, READY), (1.0, READY)]);
+        let of = Ask { prompt_tokens: 900, output_tokens: 128, ..Ask::default() };
+        let pick =
+            ask(&pool, &[load(1, 0, 0), load(0, 0, 0), load(0, 0, 0)], &of, &mut Fixed::new(&[(0, 800), (2, 800)]));
+        assert_eq!(pick.unwrap().chosen(), 2);
+    }
+
+    // Case C11: a holder that is not eligible is passed over.
+    #[test]
+    fn c11_an_unhealthy_holder_is_passed_over() {
+        let pool = pool(&[(1.0, State::Unhealthy), (1.0, READY)]);
+        let of = Ask { prompt_tokens: 900, output_tokens: 128, ..Ask::default() };
+        let pick = ask(&pool, &[], &of, &mut Fixed::new(&[(0, 800)])).unwrap();
+        assert_eq!((pick.chosen(), pick.reason), (1, Reason::OnlyOne));
+    }
+
+    #[test]
+    fn a_cold_prompt_goes_home_unless_home_is_full() {
+        let pool = example("hash");
+        let of = Ask { prompt_tokens: 4_000, output_tokens: 128, ..Ask::default() };
+        let pick = ask(&pool, &[], &of, &mut Fixed::new(&[])).unwrap();
+        let home = pick.chosen();
+        assert_eq!(pick.reason, Reason::Home);
+        let mut loads = [load(0, 0, 0), load(0, 0, 0)];
+        loads[home] = load(15, 0, 0);
+        assert_ne!(ask(&pool, &loads, &of, &mut Fixed::new(&[])).unwrap().chosen(), home);
+        assert_eq!(ask(&example("policy"), &[], &of, &mut Fixed::new(&[])).unwrap().reason, Reason::AllIdle);
+    }
+
+    #[test]
+    fn what_no_window_can_hold_is_refused_with_the_largest() {
+        let mut pool = pool(&[(1.0, READY), (1.0, READY), (1.0, State::Unhealthy)]);
+        for (endpoint, window) in pool.endpoints.iter_mut().zip([1_000, 4_000, 9_000]) {
+            endpoint.context_window = Some(window);
+        }
+        let of = |prompt_tokens| Ask { prompt_tokens, floor_tokens: prompt_tokens, ..Ask::default() };
+        assert_eq!(ask(&pool, &[], &of(2_000), &mut Nobody).unwrap().hosts, [1, 1, 1]);
+        assert_eq!(ask(&pool, &[], &of(5_000), &mut Nobody), Err(Refusal::TooLong { window: 4_000 }));
+        let full = [load(0, 0, 0), load(2, 0, 0)];
+        assert_eq!(ask(&pool, &full, &of(2_000), &mut Nobody), Err(Refusal::AtCap));
+    }
+
+    #[test]
+    fn pending_tokens_decide_where_the_policy_says_so() {
+        let mut pool = pool(&[(1.0, READY), (1.0, READY)]);
+        let loads = [
+            Load { in_flight: 1, pending_tokens: 9_000, ..Load::default() },
+            Load { in_flight: 2 - 1, pending_tokens: 300, ..Load::default() },
+        ];
+        pool.policy = Policy::LeastPendingTokens;
+        assert_eq!(run(&pool, &loads).unwrap().chosen(), 1);
+    }
+
     proptest! {
         #[test]
         fn every_host_named_may_take_the_request(
@@ -250,10 +480,10 @@ mod tests {
             let states = [READY, READY, READY, State::Draining, State::Probing];
             let pool = pool(&fleet.iter().map(|(w, s, ..)| (*w, states[usize::from(*s)])).collect::<Vec<_>>());
             let loads: Vec<Load> = fleet.iter().map(|(_, _, n, until, times)| load(*n, *until, *times)).collect();
-            if let Ok(pick) = decide(&pool, &loads, 100, Draw::ByWeight, &mut SplitMix64::seeded(seed)) {
-                let ejections = if pick.reason == Reason::Panic { Ejections::Ignore } else { Ejections::Respect };
+            let mut rng = SplitMix64::seeded(seed);
+            if let Ok(pick) = decide(&pool, &loads, &Ask::default(), &mut Nobody, 100, Draw::ByWeight, &mut rng) {
                 for host in pick.hosts {
-                    prop_assert_eq!(exclusion(&pool.endpoints[host], &loads[host], 100, ejections), None);
+                    prop_assert_eq!(pick.survey.excluded[host], None);
                 }
                 prop_assert!(pick.drawn.contains(&pick.chosen()));
             }

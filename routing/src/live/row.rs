@@ -1,16 +1,18 @@
-//! One VM's side of the live table of one pool: its true counts, and the three changes it makes.
+//! One VM's side of the live table of one pool: its true counts, and the changes it makes.
 //!
 //! The counts here are the truth; the row in shared memory is a copy that is written whole at every change. A request
 //! is counted by [`Row::admit`], follows a retry by [`Row::shift`] and is given back by [`Row::release`], which also
-//! tells the table how it went. Counts floor at zero (case C9).
+//! tells the table how it went. What it still has to compute and to generate is counted as pending tokens: the part of
+//! the prompt that is not cached until the first token ([`Row::first_token`]), the expected answer until the end. Counts floor at zero (case C9).
 
 use super::table::{Counts, Passive, Table};
 use super::{SharedValue, StoreError, Then, transact};
-use crate::eligibility::Load;
+use crate::eligibility::{Ask, Load, Survey};
 use crate::policy::Draw;
+use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
-use crate::route::{Pick, Refusal, decide};
-use crate::snapshot::{EndpointKey, Pool};
+use crate::route::{self, Pick, Refusal, decide};
+use crate::snapshot::{Endpoint, EndpointKey, Pool};
 
 /// Failures in a row after which an endpoint is ejected.
 pub const EJECT_AFTER: u16 = 5;
@@ -37,8 +39,25 @@ pub struct Admitted {
     pub pick: Pick,
     /// What the pick looked at, in the pool's order, before this request was counted.
     pub loads: Vec<Load>,
+    /// What it counts as pending.
+    pub charge: Charge,
     /// `false` when the shared value could not be written; the row heals at the next change.
     pub shared: bool,
+}
+
+/// Tokens that one request counts as pending. Whoever holds the request holds this, and gives it back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Charge {
+    /// Of its prompt, what the endpoint has to compute; 0 after the first token.
+    pub prompt_tokens: u32,
+    /// Of its answer, what is expected.
+    pub output_tokens: u32,
+}
+
+impl Charge {
+    fn total(self) -> i64 {
+        i64::from(self.prompt_tokens) + i64::from(self.output_tokens)
+    }
 }
 
 /// A request that was not let in.
@@ -46,11 +65,13 @@ pub struct Admitted {
 pub struct Refused {
     /// Why.
     pub refusal: Refusal,
+    /// Why for each endpoint.
+    pub survey: Survey,
     /// What the decision looked at, in the pool's order.
     pub loads: Vec<Load>,
 }
 
-/// How a request went, for the passive health check.
+/// How a request went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     /// How it ended.
@@ -58,6 +79,8 @@ pub struct Report {
     /// Whether its endpoint was picked although it had been ejected: as a trial, or because all were. What such a
     /// request meets is news; what one meets that was already running when its endpoint was ejected is not.
     pub trial: bool,
+    /// Tokens that it has put into the endpoint's KV cache: moves the endpoint's token clock on.
+    pub added_tokens: u64,
 }
 
 /// Whether a report ejected the endpoint.
@@ -74,19 +97,29 @@ pub enum Ejected {
 pub struct Row {
     id: u64,
     counts: Vec<(EndpointKey, Counts)>,
+    /// The endpoints' token clocks as the last [`Row::admit`] saw them.
+    clocks: Vec<(EndpointKey, u64)>,
 }
 
 impl Row {
     /// The row of a VM; `id` must differ between VMs (64 random bits do).
     #[must_use]
     pub fn new(id: u64) -> Self {
-        Row { id, counts: Vec::new() }
+        Row { id, counts: Vec::new(), clocks: Vec::new() }
     }
 
     /// Requests this VM has in flight at an endpoint.
     #[must_use]
     pub fn in_flight(&self, key: EndpointKey) -> u32 {
         self.counts.iter().find(|(known, _)| *known == key).map_or(0, |(_, counts)| counts.in_flight)
+    }
+
+    /// An endpoint's token clock as it was when the last request came in: a moment old, which is soon enough to tell the
+    /// age of what it holds. `place` is its place in the pool.
+    #[must_use]
+    pub fn clock(&self, key: EndpointKey, place: usize) -> u64 {
+        let known = self.clocks.get(place).filter(|(known, _)| *known == key);
+        known.or_else(|| self.clocks.iter().find(|(known, _)| *known == key)).map_or(0, |(_, clock)| *clock)
     }
 
     /// Picks an endpoint and counts the request there, in one step for all VMs.
@@ -97,6 +130,8 @@ impl Row {
         &mut self,
         value: &mut impl SharedValue,
         pool: &Pool,
+        ask: &Ask,
+        prefix: &mut impl Holders,
         now_ms: u64,
         rng: &mut SplitMix64,
     ) -> Result<Admitted, Refused> {
@@ -107,30 +142,34 @@ impl Row {
             let loads: Vec<Load> = slots
                 .iter()
                 .map(|slot| {
-                    slot.map_or(Load::default(), |slot| Load {
-                        in_flight: table.total(slot).in_flight,
-                        passive: table.passive(slot),
+                    slot.map_or(Load::default(), |slot| {
+                        let Counts { in_flight, pending_tokens } = table.total(slot);
+                        Load { in_flight, pending_tokens, passive: table.passive(slot), clock: table.clock(slot) }
                     })
                 })
                 .collect();
-            match decide(pool, &loads, now_ms, Draw::ByWeight, rng) {
+            match decide(pool, &loads, ask, prefix, now_ms, Draw::ByWeight, rng) {
                 Ok(pick) => {
+                    let charge = charge(ask, prefix, pick.chosen());
                     if let (Some(row), Some(Some(slot))) = (row, slots.get(pick.chosen())) {
                         let mut counts = table.cell(row, *slot);
                         counts.in_flight = counts.in_flight.saturating_add(1);
+                        counts.pending_tokens = counts.pending_tokens.saturating_add_signed(clamped(charge.total()));
                         table.set_cell(row, *slot, counts);
                         table.set_passive(*slot, trial(table.passive(*slot), now_ms));
                     }
-                    (Ok((pick, loads)), Then::Store)
+                    (Ok((pick, loads, charge)), Then::Store)
                 }
-                Err(refusal) => (Err(Refused { refusal, loads }), Then::Leave),
+                Err(route::Refused { refusal, survey }) => (Err(Refused { refusal, survey, loads }), Then::Leave),
             }
         });
-        let (pick, loads) = decided?;
+        let (pick, loads, charge) = decided?;
         if let Some(endpoint) = pool.endpoints.get(pick.chosen()) {
-            self.change(endpoint.key, 1);
+            self.change(endpoint.key, 1, charge.total());
         }
-        Ok(Admitted { pick, loads, shared: stored.is_ok() })
+        self.clocks.clear();
+        self.clocks.extend(pool.endpoints.iter().zip(&loads).map(|(endpoint, load)| (endpoint.key, load.clock)));
+        Ok(Admitted { pick, loads, charge, shared: stored.is_ok() })
     }
 
     /// The request went to another endpoint than the one it was counted at: the count follows, and the first one gets
@@ -138,37 +177,54 @@ impl Row {
     pub fn shift(
         &mut self,
         value: &mut impl SharedValue,
-        from: EndpointKey,
-        to: EndpointKey,
+        from: &Endpoint,
+        to: &Endpoint,
+        charge: Charge,
         report: Report,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
-        self.change(from, -1);
-        self.change(to, 1);
+        self.change(from.key, -1, -charge.total());
+        self.change(to.key, 1, charge.total());
         self.publish(value, Some((from, report)), now_ms)
+    }
+
+    /// The first token is there: the prompt is computed, and `charge` counts no more of it.
+    ///
+    /// # Errors
+    /// When the shared value does not know of it; it heals at the next change.
+    pub fn first_token(
+        &mut self,
+        value: &mut impl SharedValue,
+        endpoint: &Endpoint,
+        charge: &mut Charge,
+    ) -> Result<(), StoreError> {
+        let prompt_tokens = std::mem::take(&mut charge.prompt_tokens);
+        self.change(endpoint.key, 0, -i64::from(prompt_tokens));
+        self.publish(value, None, 0).1
     }
 
     /// Says how a request goes before it ends, such as when a trial's response has begun.
     pub fn report(
         &mut self,
         value: &mut impl SharedValue,
-        key: EndpointKey,
+        endpoint: &Endpoint,
         report: Report,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
-        self.publish(value, Some((key, report)), now_ms)
+        self.publish(value, Some((endpoint, report)), now_ms)
     }
 
     /// Gives a request back and reports how it went.
     pub fn release(
         &mut self,
         value: &mut impl SharedValue,
-        key: EndpointKey,
+        endpoint: &Endpoint,
+        charge: Charge,
         report: Report,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
-        self.change(key, -1);
-        self.publish(value, Some((key, report)), now_ms)
+        self.change(endpoint.key, -1, -charge.total());
+        self.publish(value, Some((endpoint, report)), now_ms)
     }
 
     /// Whether something is in flight here of which the shared value knows nothing: the row was dropped.
@@ -190,16 +246,19 @@ impl Row {
     fn publish(
         &mut self,
         value: &mut impl SharedValue,
-        report: Option<(EndpointKey, Report)>,
+        report: Option<(&Endpoint, Report)>,
         now_ms: u64,
     ) -> (Ejected, Result<(), StoreError>) {
         transact(value, |table| {
             self.write(table, std::iter::empty());
             let ejected = match report {
-                Some((key, report)) => match table.find(key, self.hint(key)) {
+                Some((endpoint, report)) => match table.find(endpoint.key, self.hint(endpoint.key)) {
                     Some(slot) => {
                         let (passive, ejected) = after(table.passive(slot), report, now_ms);
                         table.set_passive(slot, passive);
+                        // What an ejected endpoint held counts as pushed out: it may well have restarted.
+                        let forgotten = if ejected == Ejected::Now { endpoint.kv_tokens.saturating_mul(2) } else { 0 };
+                        table.advance_clock(slot, report.added_tokens.saturating_add(forgotten));
                         ejected
                     }
                     None => Ejected::No,
@@ -234,7 +293,7 @@ impl Row {
         self.counts.iter().position(|(known, _)| *known == key).unwrap_or_default()
     }
 
-    fn change(&mut self, key: EndpointKey, by: i32) {
+    fn change(&mut self, key: EndpointKey, by: i32, tokens: i64) {
         let place = match self.counts.iter().position(|(known, _)| *known == key) {
             Some(place) => place,
             None => {
@@ -244,7 +303,25 @@ impl Row {
         };
         if let Some((_, counts)) = self.counts.get_mut(place) {
             counts.in_flight = counts.in_flight.saturating_add_signed(by);
+            counts.pending_tokens = counts.pending_tokens.saturating_add_signed(clamped(tokens));
+            // Estimates are given back as they were taken; where nothing is in flight, nothing is pending.
+            if counts.in_flight == 0 {
+                counts.pending_tokens = 0;
+            }
         }
+    }
+}
+
+fn clamped(tokens: i64) -> i32 {
+    tokens.clamp(i32::MIN.into(), i32::MAX.into()) as i32
+}
+
+/// What a request will count as pending at an endpoint.
+fn charge(ask: &Ask, prefix: &mut impl Holders, place: usize) -> Charge {
+    const MOST: u64 = 1 << 24;
+    Charge {
+        prompt_tokens: ask.prompt_tokens.saturating_sub(prefix.tokens_at(place)).min(MOST) as u32,
+        output_tokens: ask.output_tokens.min(MOST) as u32,
     }
 }
 
@@ -285,6 +362,7 @@ fn after(mut passive: Passive, report: Report, now_ms: u64) -> (Passive, Ejected
 mod tests {
     use super::super::testing::Memory;
     use super::*;
+    use crate::prefix::holders::Nobody;
     use crate::snapshot::Snapshot;
     use proptest::prelude::*;
     use serde_json::json;
@@ -310,8 +388,13 @@ mod tests {
         pool.endpoints.iter().map(|endpoint| slot(endpoint.key)).collect()
     }
 
-    const SUCCESS: Report = Report { outcome: Outcome::Success, trial: false };
-    const FAILURE: Report = Report { outcome: Outcome::Failure, trial: false };
+    const SUCCESS: Report = Report { outcome: Outcome::Success, trial: false, added_tokens: 0 };
+    const FAILURE: Report = Report { outcome: Outcome::Failure, ..SUCCESS };
+    const FREE: Charge = Charge { prompt_tokens: 0, output_tokens: 0 };
+
+    fn admit(row: &mut Row, memory: &mut Memory, pool: &Pool, rng: &mut SplitMix64) -> Result<Admitted, Refused> {
+        row.admit(memory, pool, &Ask::default(), &mut Nobody, 0, rng)
+    }
 
     // Row 7 of the mission: four idle endpoints, four requests at once on four threads, one each, every time.
     #[test]
@@ -324,7 +407,7 @@ mod tests {
                     let (mut memory, pool, barrier) = (memory.clone(), &pool, &barrier);
                     scope.spawn(move || {
                         barrier.wait();
-                        Row::new(id).admit(&mut memory, pool, 0, &mut SplitMix64::seeded(id + round)).unwrap();
+                        admit(&mut Row::new(id), &mut memory, pool, &mut SplitMix64::seeded(id + round)).unwrap();
                     });
                 }
             });
@@ -342,18 +425,18 @@ mod tests {
                     let (mut row, mut rng, mut held) = (Row::new(id), SplitMix64::seeded(id), Vec::new());
                     for _ in 0..2_000 {
                         if rng.below(2) == 0 || held.is_empty() {
-                            if let Ok(admitted) = row.admit(&mut memory, pool, 0, &mut rng) {
+                            if let Ok(admitted) = admit(&mut row, &mut memory, pool, &mut rng) {
                                 assert!(admitted.shared);
-                                held.push(pool.endpoints[admitted.pick.chosen()].key);
+                                held.push(&pool.endpoints[admitted.pick.chosen()]);
                             }
                         } else {
-                            let key = held.swap_remove(rng.below(held.len() as u64) as usize);
-                            row.release(&mut memory, key, SUCCESS, 0).1.unwrap();
+                            let endpoint = held.swap_remove(rng.below(held.len() as u64) as usize);
+                            row.release(&mut memory, endpoint, FREE, SUCCESS, 0).1.unwrap();
                         }
                         assert!(totals(&memory, pool).iter().all(|total| *total <= 3));
                     }
-                    for key in held {
-                        row.release(&mut memory, key, SUCCESS, 0).1.unwrap();
+                    for endpoint in held {
+                        row.release(&mut memory, endpoint, FREE, SUCCESS, 0).1.unwrap();
                     }
                 });
             }
@@ -365,14 +448,14 @@ mod tests {
     fn a_row_taken_for_dead_heals() {
         let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
         let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
-        row.admit(&mut memory, &pool, 0, &mut rng).unwrap();
+        admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
         transact(&mut memory, |table| (table.drop_rows(|_| true), Then::Store)).1.unwrap();
         assert_eq!(totals(&memory, &pool), [0]);
         row.rewrite(&mut memory).unwrap();
         assert_eq!(totals(&memory, &pool), [1]);
         // A value of another format, or none at all, counts as empty and heals just so.
         *memory.0.lock().unwrap() = (Some(b"something else".to_vec()), 9);
-        row.admit(&mut memory, &pool, 0, &mut rng).unwrap();
+        admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
         assert_eq!(totals(&memory, &pool), [2]);
     }
 
@@ -380,11 +463,11 @@ mod tests {
     fn a_retry_takes_its_count_along() {
         let (mut memory, pool) = (Memory::default(), pool(&[2.0, 1.0], 8, "2"));
         let mut row = Row::new(1);
-        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
-        let (a, b) = (pool.endpoints[0].key, pool.endpoints[1].key);
-        row.shift(&mut memory, a, b, FAILURE, 0).1.unwrap();
+        admit(&mut row, &mut memory, &pool, &mut SplitMix64::seeded(1)).unwrap();
+        let (a, b) = (&pool.endpoints[0], &pool.endpoints[1]);
+        row.shift(&mut memory, a, b, FREE, FAILURE, 0).1.unwrap();
         assert_eq!(totals(&memory, &pool), [0, 1]);
-        row.release(&mut memory, b, SUCCESS, 0).1.unwrap();
+        row.release(&mut memory, b, FREE, SUCCESS, 0).1.unwrap();
         assert_eq!(totals(&memory, &pool), [0, 0]);
     }
 
@@ -394,11 +477,47 @@ mod tests {
         let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
         let mut row = Row::new(1);
         for _ in 0..3 {
-            row.release(&mut memory, pool.endpoints[0].key, SUCCESS, 0).1.unwrap();
+            row.release(&mut memory, &pool.endpoints[0], FREE, SUCCESS, 0).1.unwrap();
         }
         assert_eq!(row.in_flight(pool.endpoints[0].key), 0);
-        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
+        admit(&mut row, &mut memory, &pool, &mut SplitMix64::seeded(1)).unwrap();
         assert_eq!(totals(&memory, &pool), [1]);
+    }
+
+    #[test]
+    fn pending_tokens_follow_a_request_and_end_at_zero() {
+        let (mut memory, pool) = (Memory::default(), pool(&[2.0, 1.0], 8, "2"));
+        let pending = |memory: &Memory| {
+            let table = memory.0.lock().unwrap().0.clone().and_then(Table::decode).unwrap();
+            let total =
+                |endpoint: &Endpoint| table.find(endpoint.key, 0).map_or(0, |slot| table.total(slot).pending_tokens);
+            pool.endpoints.iter().map(total).collect::<Vec<_>>()
+        };
+        let ask = Ask { prompt_tokens: 1_000, output_tokens: 50, ..Ask::default() };
+        let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
+        let mut admitted = row.admit(&mut memory, &pool, &ask, &mut Nobody, 0, &mut rng).unwrap();
+        let (a, b) = (&pool.endpoints[0], &pool.endpoints[1]);
+        assert_eq!((admitted.pick.chosen(), pending(&memory)), (0, vec![1_050, 0]));
+        row.shift(&mut memory, a, b, admitted.charge, FAILURE, 0).1.unwrap();
+        assert_eq!(pending(&memory), [0, 1_050]);
+        row.first_token(&mut memory, b, &mut admitted.charge).unwrap();
+        assert_eq!(pending(&memory), [0, 50]);
+        row.release(&mut memory, b, admitted.charge, Report { added_tokens: 1_040, ..SUCCESS }, 0).1.unwrap();
+        assert_eq!(pending(&memory), [0, 0]);
+        admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
+        assert_eq!((row.clock(b.key, 1), row.clock(b.key, 7), row.clock(a.key, 0)), (1_040, 1_040, 0));
+    }
+
+    #[test]
+    fn an_ejection_pushes_everything_out_of_the_cache() {
+        let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
+        let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
+        for _ in 0..EJECT_AFTER {
+            admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
+            row.release(&mut memory, &pool.endpoints[0], FREE, FAILURE, 0).1.unwrap();
+        }
+        admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
+        assert!(row.clock(pool.endpoints[0].key, 0) > pool.endpoints[0].kv_tokens);
     }
 
     // Case C10: an endpoint that fails everything is out after five, for longer each time, and back after a success.
@@ -421,7 +540,7 @@ mod tests {
         let (again, ejected) = after(tried, failed, 7_000);
         assert_eq!((again.ejected_until_ms, ejected), (7_000 + 2 * EJECT_BASE_MS, Ejected::Now));
         assert_eq!(after(again, Report { trial: true, ..SUCCESS }, 8_000).0, Passive::default());
-        assert_eq!(after(again, Report { outcome: Outcome::Neutral, trial: true }, 8_000).0, again);
+        assert_eq!(after(again, Report { outcome: Outcome::Neutral, trial: true, added_tokens: 0 }, 8_000).0, again);
     }
 
     #[test]
@@ -429,7 +548,7 @@ mod tests {
         let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
         let mut row = Row::new(1);
         assert!(!row.is_missing(&mut memory));
-        row.admit(&mut memory, &pool, 0, &mut SplitMix64::seeded(1)).unwrap();
+        admit(&mut row, &mut memory, &pool, &mut SplitMix64::seeded(1)).unwrap();
         assert!(!row.is_missing(&mut memory));
         transact(&mut memory, |table| (table.drop_rows(|_| true), Then::Store)).1.unwrap();
         assert!(row.is_missing(&mut memory));

@@ -5,7 +5,7 @@
 //! | part | bytes | fields |
 //! |---|---|---|
 //! | header | 16 | `WBLT`, format u8, 0 u8, slots u16, rows u16, 0 u16, 0 u32 |
-//! | slot, one per endpoint | 24 | key u64, ejected until u64 (ms), failures in a row u16, ejections u16, 0 u32 |
+//! | slot, one per endpoint | 32 | key u64, ejected until u64 (ms), failures in a row u16, ejections u16, 0 u32, token clock u64 |
 //! | row id, one per VM | 8 | u64 |
 //! | cell, per row and slot | 8 | in flight u32, pending tokens u32 |
 //!
@@ -14,8 +14,8 @@
 
 use crate::snapshot::EndpointKey;
 
-/// The format that this code writes, and part of the key under which the value is kept (`live/1/<pool>`).
-pub const FORMAT: u8 = 1;
+/// The format that this code writes, and part of the key under which the value is kept (`live/2/<pool>`).
+pub const FORMAT: u8 = 2;
 /// The most endpoints in one table.
 pub const MAX_SLOTS: usize = 2048;
 /// The most VMs in one table.
@@ -23,7 +23,7 @@ pub const MAX_ROWS: usize = 256;
 
 const MAGIC: [u8; 4] = *b"WBLT";
 const HEADER: usize = 16;
-const SLOT: usize = 24;
+const SLOT: usize = 32;
 const ROW_ID: usize = 8;
 const CELL: usize = 8;
 
@@ -222,6 +222,19 @@ impl Table {
         self.put_u32(at + 8, u32::from(passive.failures) | u32::from(passive.ejections) << 16);
     }
 
+    /// Tokens that an endpoint has put into its KV cache since the slot was made, as far as this Envoy knows: the age of
+    /// what it holds is measured by it (see [`crate::prefix::index`]).
+    #[must_use]
+    pub fn clock(&self, slot: usize) -> u64 {
+        self.u64_at(HEADER + slot * SLOT + 24)
+    }
+
+    /// Moves an endpoint's token clock on.
+    pub fn advance_clock(&mut self, slot: usize, tokens: u64) {
+        let at = HEADER + slot * SLOT + 24;
+        self.put_u64(at, self.u64_at(at).saturating_add(tokens));
+    }
+
     fn cell_at(&self, row: usize, slot: usize) -> usize {
         HEADER + self.slots * SLOT + self.rows * ROW_ID + (row * self.slots + slot) * CELL
     }
@@ -237,6 +250,7 @@ impl Table {
             let Some(from) = *from else { continue };
             next.put_u64(HEADER + to * SLOT, self.key(from).0);
             next.set_passive(to, self.passive(from));
+            next.advance_clock(to, self.clock(from));
         }
         for (to_row, from_row) in kept.rows.iter().enumerate() {
             let Some(from_row) = *from_row else { continue };
@@ -304,6 +318,7 @@ mod tests {
             let row = table.row_or_add(7 + nth).unwrap();
             table.set_cell(row, slot, counts(nth as u32 + 1));
             table.set_passive(slot, Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
+            table.advance_clock(slot, 1_000 * nth);
         }
         assert_eq!(table.drop_rows(|id| id == 9), 1);
         let table = Table::decode(table.bytes().to_vec()).unwrap();
@@ -311,6 +326,7 @@ mod tests {
             let slot = table.find(EndpointKey(100 + nth), 0).unwrap();
             assert_eq!(table.total(slot), counts(nth as u32 + 1));
             assert_eq!(table.passive(slot), Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
+            assert_eq!(table.clock(slot), 1_000 * nth);
         }
         assert_eq!(table.total(table.find(EndpointKey(102), 0).unwrap()), Counts::default());
     }
@@ -358,7 +374,8 @@ mod tests {
             }
             if let Some(mut table) = Table::decode(bytes) {
                 for slot in 0..table.slots() + 1 {
-                    let _ = (table.total(slot), table.passive(slot), table.key(slot));
+                    let _ = (table.total(slot), table.passive(slot), table.key(slot), table.clock(slot));
+                    table.advance_clock(slot, u64::MAX);
                 }
                 let slot = table.find_or_add(EndpointKey(5), 3).unwrap();
                 let row = table.row_or_add(9).unwrap();

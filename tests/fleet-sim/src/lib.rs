@@ -8,8 +8,9 @@ use std::collections::HashMap;
 
 use anyhow::Context;
 use engine_sim::model::{EventKind, Model, Nanos, Profile, Request, nanos, seconds};
-use weighbridge_routing::eligibility::Load;
+use weighbridge_routing::eligibility::{Ask, Load};
 use weighbridge_routing::policy::Draw;
+use weighbridge_routing::prefix::holders::Nobody;
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::route::decide;
 use weighbridge_routing::snapshot::{Pool, Snapshot};
@@ -134,7 +135,7 @@ pub fn run(run: &Run) -> anyhow::Result<Outcome> {
         if arriving {
             let loads: Vec<Load> = in_flight.iter().map(|n| Load { in_flight: *n, ..Load::default() }).collect();
             let output = (exponential(&mut arrivals, MEAN_OUTPUT_TOKENS).round() as u64).clamp(1, 2_000);
-            match decide(&pool, &loads, 0, run.draw, &mut decisions) {
+            match decide(&pool, &loads, &Ask::default(), &mut Nobody, 0, run.draw, &mut decisions) {
                 Ok(pick) => {
                     engines[pick.chosen()].submit(now, Request::new(id, 60, output))?;
                     arrived.insert(id, now);

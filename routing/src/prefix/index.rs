@@ -1,0 +1,472 @@
+//! The holder index: which endpoints hold which prompt prefixes, shared by all worker threads of one Envoy.
+//!
+//! A set-associative table from checkpoint hash to holder in [`SHARDS`] shared values of [`SHARD_BYTES`] each
+//! (`prefix/<n>`), 8 sets of 8 entries of 8 bytes. It is bounded from the first byte (2 MiB, 262,144 entries), whatever
+//! the traffic; a new entry takes the place of the oldest of its set (case C14).
+//!
+//! | entry | bits | |
+//! |---|---|---|
+//! | tag | 24 | of the checkpoint's hash; with shard and set, 39 bits tell prefixes apart |
+//! | holder | 16 | hash of the endpoint and of its epoch: what an engine held before it restarted is nobody's |
+//! | clock | 12 | the holder's token clock when it was last seen to hold this, in 64ths of its KV cache |
+//! | time | 12 | when, in units of 16 s: for eviction only |
+//!
+//! **How long an entry is good for** is counted in tokens, not in seconds: an engine forgets a prefix when so many newer
+//! tokens have come in that its cache is full, and an idle one forgets nothing. Each endpoint has a token clock in the
+//! live table, advanced by what each request adds (uncached prompt and answer). An entry older than the holder's whole
+//! cache does not count. An ejection moves the clock on by a whole cache: forgotten.
+//!
+//! **Look-up**: whoever holds a checkpoint holds all shorter ones, so the longest match is found by looking at the three
+//! longest (a conversation's next turn matches there) and then by bisection: at most `3 + log2(n)` reads of 512 bytes for
+//! n checkpoints. Where an eviction tore a hole, a shorter match is found; that costs a little affinity, never correctness.
+//!
+//! **Learning**: when a response begins, the checkpoints beyond the known match are written for the endpoint that
+//! answers. Those below are written again only after an eighth of the cache has been turned over.
+//!
+//! A false match (another prefix with the same 39 bits, or another endpoint with the same 16) sends one request to a
+//! place that turns out to be cold.
+
+use super::holders::Holders;
+use crate::live::StoreError;
+use crate::snapshot::{EndpointKey, Pool};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Shared values of the index.
+pub const SHARDS: u64 = 4096;
+/// Bytes of one of them.
+pub const SHARD_BYTES: usize = SETS * WAYS * ENTRY;
+const SETS: usize = 8;
+const WAYS: usize = 8;
+const ENTRY: usize = 8;
+/// The most holders of one prefix that one set remembers, so that a prefix of everybody leaves room for others.
+const HOLDERS_PER_PREFIX: usize = 6;
+/// Parts of a KV cache in which age is counted.
+const CACHE_PARTS: u64 = 64;
+/// Age from which an entry is written again.
+const REFRESH_PARTS: u64 = CACHE_PARTS / 8;
+const CLOCK_MASK: u64 = 0xFFF;
+/// Length of a time unit in ms.
+const TIME_UNIT_MS: u64 = 16_000;
+/// How often a write is tried when others write the same shard.
+const TRIES: u32 = 8;
+/// The longest prefixes are looked at one by one.
+const LOOK_AT_LONGEST: usize = 3;
+
+/// The shared values.
+pub trait Shards {
+    /// The bytes of a shard (`None` when nobody has written any) and a token for [`Shards::store`].
+    fn load(&mut self, shard: u64) -> (Option<Vec<u8>>, u32);
+
+    /// Writes if nobody has written since the `load` that gave the token; whatever stands there when there was nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] when somebody has, [`StoreError::Failed`] when the memory refuses.
+    fn store(&mut self, shard: u64, bytes: &[u8], token: u32) -> Result<(), StoreError>;
+}
+
+/// A prefix of one prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefix {
+    /// Its checkpoint's hash.
+    pub hash: u64,
+    /// Its length in tokens, by estimate.
+    pub tokens: u64,
+}
+
+/// An endpoint as the index knows it.
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    id: u16,
+    /// Its token clock, in parts of its cache.
+    parts: u64,
+}
+
+/// An endpoint that holds a prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    place: usize,
+    /// Parts of the cache that have been turned over since.
+    age: u64,
+}
+
+/// One prompt's search through the index. What was read is kept, and learning later needs no second look.
+#[derive(Debug, Clone)]
+pub struct Search {
+    prefixes: Vec<Prefix>,
+    home: Option<u64>,
+    holders: Vec<Holder>,
+    /// Per prefix, who holds it; `None` where nobody looked.
+    seen: Vec<Option<Vec<Held>>>,
+    /// Places of the holders of the longest match.
+    longest: Vec<usize>,
+    matched: Option<usize>,
+    time: u64,
+}
+
+/// The holder's id in entries: never 0, so that an entry of zeros is an empty one.
+fn holder_id(key: EndpointKey, epoch: u64) -> u16 {
+    (xxh3_64_with_seed(&epoch.to_le_bytes(), key.0) as u16).max(1)
+}
+
+impl Search {
+    /// Looks for the longest prefix (`prefixes`: shortest first) that an endpoint of the pool holds. `clock` tells each
+    /// endpoint's token clock by its place, as far as it is known.
+    pub fn new(
+        prefixes: Vec<Prefix>,
+        home: Option<u64>,
+        pool: &Pool,
+        clock: impl Fn(usize) -> u64,
+        now_ms: u64,
+        shards: &mut impl Shards,
+    ) -> Self {
+        let holders = pool.endpoints.iter().enumerate().map(|(place, endpoint)| Holder {
+            id: holder_id(endpoint.key, endpoint.epoch),
+            parts: clock(place) / (endpoint.kv_tokens / CACHE_PARTS).max(1),
+        });
+        let mut search = Search {
+            seen: vec![None; prefixes.len()],
+            prefixes,
+            home,
+            holders: holders.collect(),
+            longest: Vec::new(),
+            matched: None,
+            time: (now_ms / TIME_UNIT_MS) & CLOCK_MASK,
+        };
+        let count = search.prefixes.len();
+        let one_by_one = count.saturating_sub(LOOK_AT_LONGEST);
+        search.matched = (one_by_one..count)
+            .rev()
+            .find(|nth| !search.look(*nth, shards).is_empty())
+            .or_else(|| last_true(one_by_one, |nth| !search.look(nth, shards).is_empty()));
+        if let Some(nth) = search.matched {
+            search.longest = search.look(nth, shards).iter().map(|held| held.place).collect();
+        }
+        search
+    }
+
+    /// The search as a decision asks it.
+    pub fn holders<'a, S: Shards>(&'a mut self, shards: &'a mut S) -> Searched<'a, S> {
+        Searched { search: self, shards }
+    }
+
+    /// Tokens of the longest match; 0 when there is none.
+    #[must_use]
+    pub fn matched_tokens(&self) -> u64 {
+        self.matched.and_then(|nth| self.prefixes.get(nth)).map_or(0, |prefix| prefix.tokens)
+    }
+
+    /// Whether there was anything to look for.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.prefixes.is_empty()
+    }
+
+    /// How many prefixes the prompt has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.prefixes.len()
+    }
+
+    /// Tokens of the prompt that an endpoint holds.
+    pub fn tokens_at(&mut self, place: usize, shards: &mut impl Shards) -> u64 {
+        self.held_by(place, shards).and_then(|(nth, _)| self.prefixes.get(nth)).map_or(0, |prefix| prefix.tokens)
+    }
+
+    /// Writes down that the endpoint at `place` has the whole prompt now. Returns how many entries were written.
+    pub fn learn(&mut self, place: usize, shards: &mut impl Shards) -> usize {
+        let Some(holder) = self.holders.get(place).copied() else { return 0 };
+        let from = match self.held_by(place, shards) {
+            Some((nth, held)) if held.age < REFRESH_PARTS => nth + 1,
+            _ => 0,
+        };
+        let new = self.prefixes.get(from..).unwrap_or_default();
+        new.iter().filter(|prefix| write(prefix.hash, holder, self.time, shards)).count()
+    }
+
+    /// The longest prefix that one endpoint holds.
+    fn held_by(&mut self, place: usize, shards: &mut impl Shards) -> Option<(usize, Held)> {
+        let up_to = self.matched? + 1;
+        let mut held = |nth| self.look(nth, shards).iter().find(|held| held.place == place).copied();
+        if let Some(held) = held(up_to - 1) {
+            return Some((up_to - 1, held));
+        }
+        let nth = last_true(up_to - 1, |nth| held(nth).is_some())?;
+        held(nth).map(|held| (nth, held))
+    }
+
+    /// Who holds a prefix; read once.
+    fn look(&mut self, nth: usize, shards: &mut impl Shards) -> &[Held] {
+        let (Some(prefix), Some(seen)) = (self.prefixes.get(nth), self.seen.get_mut(nth)) else { return &[] };
+        seen.get_or_insert_with(|| read(prefix.hash, &self.holders, shards))
+    }
+}
+
+/// A search with the shards that it may have to look at again.
+#[derive(Debug)]
+pub struct Searched<'a, S> {
+    search: &'a mut Search,
+    shards: &'a mut S,
+}
+
+impl<S: Shards> Holders for Searched<'_, S> {
+    fn longest(&mut self) -> (&[usize], u64) {
+        (&self.search.longest, self.search.matched_tokens())
+    }
+
+    fn tokens_at(&mut self, endpoint: usize) -> u64 {
+        self.search.tokens_at(endpoint, self.shards)
+    }
+
+    fn home(&self) -> Option<u64> {
+        self.search.home
+    }
+}
+
+/// The last of `0..count` for which `test` holds, when it holds for a beginning of them. Logarithmic.
+fn last_true(count: usize, mut test: impl FnMut(usize) -> bool) -> Option<usize> {
+    let (mut from, mut to) = (0, count);
+    while from < to {
+        let middle = from + (to - from) / 2;
+        if test(middle) {
+            from = middle + 1;
+        } else {
+            to = middle;
+        }
+    }
+    from.checked_sub(1)
+}
+
+/// Where a hash lives: shard, first byte of its set, and tag.
+fn locate(hash: u64) -> (u64, usize, u64) {
+    let set = (hash / SHARDS % SETS as u64) as usize;
+    (hash % SHARDS, set * WAYS * ENTRY, hash >> 40)
+}
+
+/// One entry, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    tag: u64,
+    holder: u16,
+    clock: u64,
+    time: u64,
+}
+
+impl Entry {
+    fn decode(word: u64) -> Option<Self> {
+        let holder = (word >> 24) as u16;
+        (holder != 0).then_some(Entry {
+            tag: word >> 40,
+            holder,
+            clock: word >> 12 & CLOCK_MASK,
+            time: word & CLOCK_MASK,
+        })
+    }
+
+    fn encode(self) -> u64 {
+        self.tag << 40 | u64::from(self.holder) << 24 | (self.clock & CLOCK_MASK) << 12 | (self.time & CLOCK_MASK)
+    }
+}
+
+fn words(bytes: &[u8], at: usize) -> impl Iterator<Item = u64> {
+    let set = bytes.get(at..at + WAYS * ENTRY).unwrap_or_default();
+    set.as_chunks::<ENTRY>().0.iter().map(|chunk| u64::from_le_bytes(*chunk))
+}
+
+fn read(hash: u64, holders: &[Holder], shards: &mut impl Shards) -> Vec<Held> {
+    let (shard, at, tag) = locate(hash);
+    let Some(bytes) = shards.load(shard).0 else { return Vec::new() };
+    let entries = words(&bytes, at).filter_map(Entry::decode).filter(|entry| entry.tag == tag);
+    let held = entries.flat_map(|entry| {
+        let known = holders.iter().enumerate().filter(move |(_, holder)| holder.id == entry.holder);
+        known.map(move |(place, holder)| Held { place, age: holder.parts.wrapping_sub(entry.clock) & CLOCK_MASK })
+    });
+    held.filter(|held| held.age <= CACHE_PARTS).collect()
+}
+
+/// Writes an entry; `false` when it could not be written, which costs a match and nothing else.
+fn write(hash: u64, holder: Holder, time: u64, shards: &mut impl Shards) -> bool {
+    let (shard, at, tag) = locate(hash);
+    let entry = Entry { tag, holder: holder.id, clock: holder.parts & CLOCK_MASK, time };
+    for _ in 0..TRIES {
+        let (bytes, token) = shards.load(shard);
+        // Bytes of another length can only be those of another format.
+        let mut bytes = bytes.filter(|bytes| bytes.len() == SHARD_BYTES).unwrap_or_else(|| vec![0; SHARD_BYTES]);
+        let way = victim(words(&bytes, at), entry);
+        if let Some(place) = bytes.get_mut(at + way * ENTRY..).and_then(|rest| rest.first_chunk_mut()) {
+            *place = entry.encode().to_le_bytes();
+        }
+        match shards.store(shard, &bytes, token) {
+            Ok(()) => return true,
+            Err(StoreError::Conflict) => {}
+            Err(StoreError::Failed) => return false,
+        }
+    }
+    false
+}
+
+/// Which way of a set a new entry takes: its own from before; with enough holders of this prefix, the oldest of those;
+/// an empty one; the oldest of all.
+fn victim(words: impl Iterator<Item = u64>, new: Entry) -> usize {
+    let entries: Vec<Option<Entry>> = words.map(Entry::decode).collect();
+    let known = || entries.iter().enumerate().filter_map(|(way, entry)| Some((way, (*entry)?)));
+    let age = |entry: &Entry| new.time.wrapping_sub(entry.time) & CLOCK_MASK;
+    if let Some((way, _)) = known().find(|(_, entry)| entry.tag == new.tag && entry.holder == new.holder) {
+        return way;
+    }
+    let same = || known().filter(|(_, entry)| entry.tag == new.tag);
+    if same().count() >= HOLDERS_PER_PREFIX {
+        return same().max_by_key(|(_, entry)| age(entry)).map_or(0, |(way, _)| way);
+    }
+    let empty = entries.iter().position(Option::is_none);
+    empty.unwrap_or_else(|| known().max_by_key(|(_, entry)| age(entry)).map_or(0, |(way, _)| way))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Snapshot;
+    use proptest::prelude::*;
+    use serde_json::json;
+    use std::collections::HashMap;
+
+    #[derive(Default)]
+    struct Memory {
+        shards: HashMap<u64, Vec<u8>>,
+        reads: usize,
+    }
+
+    impl Shards for Memory {
+        fn load(&mut self, shard: u64) -> (Option<Vec<u8>>, u32) {
+            self.reads += 1;
+            (self.shards.get(&shard).cloned(), 1)
+        }
+
+        fn store(&mut self, shard: u64, bytes: &[u8], _: u32) -> Result<(), StoreError> {
+            assert!(shard < SHARDS);
+            self.shards.insert(shard, bytes.to_vec());
+            Ok(())
+        }
+    }
+
+    fn pool(count: usize) -> Pool {
+        let endpoints: Vec<_> = (0..count)
+            .map(|nth| json!({"id": format!("e{nth}"), "address": format!("10.0.0.{nth}:80"), "weight": 1.0, "kv_tokens": 64_000}))
+            .collect();
+        let snapshot =
+            json!({"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"], "endpoints": endpoints}]});
+        Snapshot::from_json(snapshot.to_string().as_bytes()).unwrap().pools.remove(0)
+    }
+
+    /// The first `count` prefixes of conversation `of`, 100 tokens apart.
+    fn prefixes(of: u64, count: u64) -> Vec<Prefix> {
+        (1..=count).map(|nth| Prefix { hash: xxh3_64_with_seed(&nth.to_le_bytes(), of), tokens: nth * 100 }).collect()
+    }
+
+    fn search(prefixes: Vec<Prefix>, pool: &Pool, clock: u64, memory: &mut Memory) -> Search {
+        Search::new(prefixes, None, pool, |_| clock, 0, memory)
+    }
+
+    #[test]
+    fn a_longer_conversation_matches_what_was_learnt() {
+        let (pool, mut memory) = (pool(3), Memory::default());
+        let mut first = search(prefixes(1, 10), &pool, 0, &mut memory);
+        assert_eq!((first.longest.len(), first.matched_tokens()), (0, 0));
+        assert_eq!(first.learn(1, &mut memory), 10);
+        memory.reads = 0;
+        let mut next = search(prefixes(1, 12), &pool, 0, &mut memory);
+        assert_eq!((next.longest.as_slice(), next.matched_tokens(), memory.reads), ([1].as_slice(), 1_000, 3));
+        assert_eq!(next.tokens_at(0, &mut memory), 0);
+        assert_eq!(next.learn(1, &mut memory), 2);
+        // Another conversation, or another endpoint's part of it, is not mistaken for it.
+        assert_eq!(search(prefixes(2, 12), &pool, 0, &mut memory).matched_tokens(), 0);
+    }
+
+    #[test]
+    fn several_hold_and_each_has_its_own_length() {
+        let (pool, mut memory) = (pool(3), Memory::default());
+        search(prefixes(1, 4), &pool, 0, &mut memory).learn(0, &mut memory);
+        search(prefixes(1, 30), &pool, 0, &mut memory).learn(2, &mut memory);
+        memory.reads = 0;
+        let mut third = search(prefixes(1, 40), &pool, 0, &mut memory);
+        assert_eq!((third.longest.as_slice(), third.matched_tokens()), ([2].as_slice(), 3_000));
+        assert_eq!(third.tokens_at(0, &mut memory), 400);
+        assert!(memory.reads <= 3 + 6 + 6, "{}", memory.reads);
+        let mut shared = search(prefixes(1, 4), &pool, 0, &mut memory);
+        assert_eq!(shared.longest, [0, 2]);
+        assert_eq!(shared.learn(1, &mut memory), 4);
+    }
+
+    #[test]
+    fn what_a_whole_cache_of_newer_tokens_has_pushed_out_is_forgotten() {
+        let (pool, mut memory) = (pool(1), Memory::default());
+        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, &mut memory);
+        assert_eq!(search(prefixes(1, 5), &pool, 64_000, &mut memory).matched_tokens(), 500);
+        assert_eq!(search(prefixes(1, 5), &pool, 66_000, &mut memory).matched_tokens(), 0);
+        // Used again in time, it lives on; a fresh entry is not written again.
+        assert_eq!(search(prefixes(1, 5), &pool, 7_000, &mut memory).learn(0, &mut memory), 0);
+        assert_eq!(search(prefixes(1, 5), &pool, 60_000, &mut memory).learn(0, &mut memory), 5);
+        assert_eq!(search(prefixes(1, 5), &pool, 66_000, &mut memory).matched_tokens(), 500);
+    }
+
+    #[test]
+    fn an_engine_that_restarted_holds_nothing() {
+        let (mut pool, mut memory) = (pool(2), Memory::default());
+        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, &mut memory);
+        pool.endpoints[0].epoch = 1;
+        assert_eq!(search(prefixes(1, 5), &pool, 0, &mut memory).matched_tokens(), 0);
+        pool.endpoints.remove(0);
+        assert_eq!(search(prefixes(1, 5), &pool, 0, &mut memory).matched_tokens(), 0);
+    }
+
+    // Case C14: the index is bounded, and the newest entries are those that stay.
+    #[test]
+    fn c14_it_is_bounded_and_keeps_what_is_new() {
+        let (pool, mut memory) = (pool(2), Memory::default());
+        for of in 0..100_000u64 {
+            let mut search = Search::new(prefixes(of, 5), None, &pool, |_| 0, of * 100, &mut memory);
+            search.learn((of % 2) as usize, &mut memory);
+        }
+        assert!(memory.shards.len() <= SHARDS as usize);
+        assert!(memory.shards.values().all(|bytes| bytes.len() == SHARD_BYTES));
+        let found = |from: u64| {
+            (from..from + 1_000)
+                .filter(|of| search(prefixes(*of, 5), &pool, 0, &mut memory).matched_tokens() == 500)
+                .count()
+        };
+        let mut found = found;
+        let (old, new) = (found(0), found(99_000));
+        println!("of 100,000 conversations of 5 checkpoints, 1,000 old ones: {old} found, 1,000 new ones: {new}");
+        assert!(new > 990 && old < 20, "{old} {new}");
+    }
+
+    #[test]
+    fn a_prefix_of_everybody_leaves_room_in_its_set() {
+        let (pool, mut memory) = (pool(20), Memory::default());
+        for place in 0..20 {
+            search(prefixes(1, 1), &pool, 0, &mut memory).learn(place, &mut memory);
+        }
+        assert_eq!(search(prefixes(1, 1), &pool, 0, &mut memory).longest.len(), HOLDERS_PER_PREFIX);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_and_written(bytes in proptest::collection::vec(any::<u8>(), 0..600), fit in any::<bool>(), hash in any::<u64>(), clock in any::<u64>()) {
+            let mut bytes = bytes;
+            if fit {
+                bytes.resize(SHARD_BYTES, 7);
+            }
+            let (pool, mut memory) = (pool(3), Memory::default());
+            memory.shards.insert(locate(hash).0, bytes);
+            let mut one = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
+            one.learn(1, &mut memory);
+            let again = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
+            prop_assert!(again.longest.contains(&1));
+            prop_assert_eq!(memory.shards[&locate(hash).0].len(), SHARD_BYTES);
+        }
+
+        #[test]
+        fn bisection_finds_the_border(count in 0usize..50, border in 0usize..50) {
+            prop_assert_eq!(last_true(count, |nth| nth < border), count.min(border).checked_sub(1));
+        }
+    }
+}
