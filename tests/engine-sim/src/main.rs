@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use engine_sim::model::{Model, Profile};
-use engine_sim::server::{EngineConfig, EngineHandle};
+use engine_sim::server::{EngineConfig, EngineHandle, SseStyle};
 use engine_sim::sweep::{burst, sweep};
 
 /// How long running requests have to end after the signal to stop.
@@ -50,6 +50,9 @@ struct Serve {
     /// Name of the served model.
     #[arg(long, default_value = "sim")]
     model: String,
+    /// Name of a LoRA adapter, served beside the model; may be given several times.
+    #[arg(long = "adapter")]
+    adapters: Vec<String>,
     /// Value of `x-engine-id`.
     #[arg(long, default_value = "engine")]
     name: String,
@@ -68,6 +71,12 @@ struct Serve {
     /// Seed of the faults' dice.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// End the lines of streams with CRLF.
+    #[arg(long)]
+    sse_crlf: bool,
+    /// Cut streams into pieces of at most so many bytes, each written by itself; 0: not.
+    #[arg(long, default_value_t = 0)]
+    sse_piece_bytes: usize,
 }
 
 #[tokio::main]
@@ -85,12 +94,14 @@ async fn serve(args: Serve) -> anyhow::Result<()> {
         listen: args.listen,
         profile: load(&args.profile)?,
         model: args.model,
+        adapters: args.adapters,
         name: args.name,
         launch_args: args.launch_args,
         max_model_len: args.max_model_len,
         time_scale: args.scale,
         cold: !args.warm,
         seed: args.seed,
+        sse: SseStyle { crlf: args.sse_crlf, piece_bytes: args.sse_piece_bytes },
     })
     .await?;
     // On stdout, so that a script which let it choose the port can read it.

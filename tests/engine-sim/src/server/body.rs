@@ -10,9 +10,8 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use super::api::{Choice, Generation};
 use super::core::{Flight, Ticket};
-use super::sse::Script;
+use super::shapes::{ApiError, Choice, Cutter, Generation, SseStyle, Writer};
 use super::subscriber::{News, Progress};
 
 /// Ends a connection without a proper end of its response.
@@ -52,15 +51,37 @@ pub(crate) enum Answer {
     Part { bytes: Bytes, until: Until, reset: ResetFlag },
 }
 
+/// What a stream does after so many tokens.
+pub(crate) enum MidStream {
+    /// Waits for something, then cuts the connection.
+    Cut(Until),
+    /// Tells of an error, and ends.
+    Error,
+}
+
+/// Called when a stream has ended well.
+pub(crate) type AtEnd = Box<dyn FnOnce() + Send>;
+
+/// How a stream is told.
+pub(crate) struct Telling {
+    pub(crate) writer: Box<dyn Writer>,
+    pub(crate) style: SseStyle,
+    pub(crate) at_end: Option<AtEnd>,
+}
+
 /// A stream of tokens.
 pub(crate) struct Events {
-    script: Script,
+    writer: Box<dyn Writer>,
+    cutter: Cutter,
+    /// The piece before is to be written before the next.
+    paused: bool,
+    output_tokens: u64,
+    at_end: Option<AtEnd>,
     news: mpsc::UnboundedReceiver<Progress>,
     ticket: Ticket,
     _flight: Flight,
     reset: ResetFlag,
-    /// Stop after so many tokens, wait, cut.
-    fault: Option<(u64, Until)>,
+    fault: Option<(u64, MidStream)>,
     choices: Vec<Sent>,
     cached_tokens: u64,
     over: bool,
@@ -78,29 +99,70 @@ struct Sent {
 impl Events {
     pub(crate) fn new(
         generation: &Generation,
-        script: Script,
+        Telling { writer, style, at_end }: Telling,
         news: mpsc::UnboundedReceiver<Progress>,
-        ticket: Ticket,
-        flight: Flight,
+        (ticket, flight): (Ticket, Flight),
         reset: ResetFlag,
-        fault: Option<(u64, Until)>,
+        fault: Option<(u64, MidStream)>,
     ) -> Self {
         let unsent = |choice: &Choice| Sent { is_first: choice.is_first, tokens: 0, due: 0, done: false };
         let choices = generation.choices.iter().map(unsent).collect();
-        Self { script, news, ticket, _flight: flight, reset, fault, choices, cached_tokens: 0, over: false }
+        Self {
+            writer,
+            cutter: Cutter::new(style),
+            paused: false,
+            output_tokens: generation.output_tokens(),
+            at_end,
+            news,
+            ticket,
+            _flight: flight,
+            reset,
+            fault,
+            choices,
+            cached_tokens: 0,
+            over: false,
+        }
     }
 
-    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+    /// The next piece of the stream, each written by itself where the style says so.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Cut>>> {
+        if std::mem::take(&mut self.paused) {
+            // Pending makes hyper write out what it has.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.cutter.is_empty() {
+            match ready!(self.poll_event(cx)) {
+                Some(Ok(events)) => self.cutter.put(events),
+                Some(Err(cut)) => return Poll::Ready(Some(Err(cut))),
+                None => return Poll::Ready(None),
+            }
+        }
+        self.paused = self.cutter.cuts();
+        Poll::Ready(Some(Ok(self.cutter.take())))
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Cut>>> {
         if self.over {
             return Poll::Ready(None);
         }
         let limit = self.fault.as_ref().map_or(u64::MAX, |(after, _)| *after);
         let mut sent: u64 = self.choices.iter().map(|choice| choice.tokens).sum();
-        if sent >= limit
-            && let Some((_, until)) = &mut self.fault
-        {
-            ready!(until.as_mut().poll(cx));
-            return Poll::Ready(Some(Err(self.reset.cut())));
+        if sent >= limit {
+            match &mut self.fault {
+                Some((_, MidStream::Cut(until))) => {
+                    ready!(until.as_mut().poll(cx));
+                    return Poll::Ready(Some(Err(self.reset.cut())));
+                }
+                Some((_, MidStream::Error)) => {
+                    // The ticket, dropped with the rest, cancels what still runs.
+                    let mut out = Vec::new();
+                    self.writer.error(&ApiError::on_demand(500), &mut out);
+                    self.over = true;
+                    return Poll::Ready(Some(Ok(out)));
+                }
+                None => {}
+            }
         }
         while !self.choices.iter().all(|choice| choice.done)
             && let Poll::Ready(progress) = self.news.poll_recv(cx)
@@ -124,7 +186,7 @@ impl Events {
         for (index, choice) in self.choices.iter_mut().enumerate() {
             let count = choice.due.min(limit - sent);
             if count > 0 {
-                self.script.tokens_event(index, choice.tokens, count, &mut out);
+                self.writer.tokens(index, choice.tokens, count, &mut out);
                 choice.tokens += count;
                 choice.due = 0;
                 sent += count;
@@ -132,12 +194,15 @@ impl Events {
         }
         if self.choices.iter().all(|choice| choice.done) {
             self.ticket.done();
-            if sent >= self.script.tokens() && sent < limit {
-                self.script.end(self.cached_tokens, &mut out);
+            if sent >= self.output_tokens && sent < limit {
+                if let Some(at_end) = self.at_end.take() {
+                    at_end();
+                }
+                self.writer.end(self.cached_tokens, &mut out);
                 self.over = true;
             }
         }
-        if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(out.into()))) }
+        if out.is_empty() { Poll::Pending } else { Poll::Ready(Some(Ok(out))) }
     }
 }
 
@@ -149,7 +214,7 @@ impl Body for Answer {
         match self.get_mut() {
             Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Events(events) => events.poll_event(cx).map(|event| event.map(|result| result.map(Frame::data))),
+            Self::Events(events) => events.poll_piece(cx).map(|event| event.map(|result| result.map(Frame::data))),
             Self::Part { bytes, until, reset } => {
                 if !bytes.is_empty() {
                     return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes)))));
@@ -163,7 +228,7 @@ impl Body for Answer {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_empty(),
-            Self::Events(events) => events.over,
+            Self::Events(events) => events.over && events.cutter.is_empty(),
             Self::Part { .. } => false,
         }
     }

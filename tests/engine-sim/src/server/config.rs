@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::launch_args::LaunchArgs;
+use super::shapes::SseStyle;
 use crate::model::{Profile, ProfileError};
 
 /// Start parameters of one engine.
@@ -14,6 +15,8 @@ pub struct EngineConfig {
     pub profile: Profile,
     /// Name of the served model.
     pub model: String,
+    /// Names of LoRA adapters, served like models beside the base model.
+    pub adapters: Vec<String>,
     /// Value of `x-engine-id`.
     pub name: String,
     /// Command line that the engine pretends to run with, vLLM's. `--max-model-len`, `--max-num-seqs`,
@@ -29,6 +32,8 @@ pub struct EngineConfig {
     pub cold: bool,
     /// Seed of the faults' dice.
     pub seed: u64,
+    /// How streams look on the wire.
+    pub sse: SseStyle,
 }
 
 impl Default for EngineConfig {
@@ -37,12 +42,14 @@ impl Default for EngineConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             profile: Profile::instant(),
             model: "sim".to_owned(),
+            adapters: Vec::new(),
             name: "engine".to_owned(),
             launch_args: String::new(),
             max_model_len: 0,
             time_scale: 1.0,
             cold: true,
             seed: 0,
+            sse: SseStyle::default(),
         }
     }
 }

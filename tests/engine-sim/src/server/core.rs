@@ -1,22 +1,27 @@
 //! The model behind a lock, on the wall clock, with those who wait for its events.
 
+mod conversations;
 mod guards;
 mod readings;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::api::{Choice, Generation};
 use super::config::EngineConfig;
 use super::fault::{Fault, FaultKind, Faults, Refusal};
 use super::launch_args::LaunchArgs;
+use super::shapes::{Choice, Generation};
 use super::state::{Outcome, RequestRecord};
 use super::subscriber::{Subscriber, Waiter};
+use conversations::Conversations;
+
 use crate::model::{EventKind, Model, Nanos, Profile, ProfileError, Request, SubmitError};
 
 pub(crate) use guards::{Flight, Ticket};
@@ -30,6 +35,7 @@ const RECORDS: usize = 1_000;
 pub(crate) struct Core {
     pub(crate) config: EngineConfig,
     origin: Instant,
+    nonce: u64,
     inner: Mutex<Inner>,
     wake: Notify,
     lives: watch::Sender<u64>,
@@ -45,6 +51,7 @@ struct Inner {
     armed: Option<Nanos>,
     finished: Finished,
     records: VecDeque<RequestRecord>,
+    conversations: Conversations,
     faults: Faults,
     http: Http,
     process: Process,
@@ -91,6 +98,7 @@ impl Core {
             armed: None,
             finished: Finished::default(),
             records: VecDeque::new(),
+            conversations: Conversations::default(),
             faults: Faults::new(config.seed),
             http: Http::default(),
             process: Process {
@@ -104,7 +112,10 @@ impl Core {
         let (lives, _) = watch::channel(0);
         let (refusal, _) = watch::channel(None);
         let (inner, wake) = (Mutex::new(inner), Notify::new());
-        Ok(Self { config, origin: Instant::now(), inner, wake, lives, refusal })
+        static ENGINES: AtomicU64 = AtomicU64::new(0);
+        let nth = ENGINES.fetch_add(1, Ordering::Relaxed).to_le_bytes();
+        let nonce = xxh3_64_with_seed(&nth, unix_seconds().to_bits());
+        Ok(Self { config, origin: Instant::now(), nonce, inner, wake, lives, refusal })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -138,12 +149,29 @@ impl Core {
         self.lock().http.refused += 1;
     }
 
-    /// Hands a request to the model; `slow` is its slowdown factor, `headers` go into its records.
+    /// What distinguishes the ids of this engine's answers from all others'.
+    pub(crate) fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// A later request may go on from this answer.
+    pub(crate) fn remember(&self, id: String, conversation: Vec<u8>) {
+        self.lock().conversations.put(id, conversation);
+    }
+
+    /// The conversation that ended with this answer.
+    pub(crate) fn conversation(&self, id: &str) -> Option<Vec<u8>> {
+        self.lock().conversations.get(id)
+    }
+
+    /// Hands a request to the model; `slow` is its slowdown factor, `path` and `headers` go into its
+    /// records.
     pub(crate) fn submit(
         self: &Arc<Self>,
         profile: &Profile,
         generation: &Generation,
         slow: f64,
+        path: &str,
         headers: &[(String, String)],
     ) -> Result<(Ticket, Waiter), SubmitError> {
         // Hashing is the expensive part, so it stays outside the lock.
@@ -163,7 +191,7 @@ impl Core {
             }
             ticket.add(id);
         }
-        let (subscribers, waiter) = Subscriber::all(first, generation, headers, now);
+        let (subscribers, waiter) = Subscriber::all(first, generation, path, headers, now);
         inner.subscribers.extend(subscribers.into_iter().map(|subscriber| (subscriber.id(), subscriber)));
         // What takes no time is done here and now, without a detour over the timer.
         inner.model.advance(now);
@@ -222,6 +250,7 @@ impl Core {
             inner.process.launch_args = launch_args;
         }
         let profile = (*inner.process.profile).clone();
+        inner.conversations = Conversations::default();
         if inner.model.restart(self.now(), profile, cold).is_ok() {
             inner.finished = Finished::default();
         }

@@ -18,6 +18,9 @@ pub enum FaultKind {
     Status,
     /// The connection is reset (RST) after `after_tokens` tokens of a stream, or in the middle of a JSON body.
     ResetMidStream,
+    /// An error object inside a 200 stream after `after_tokens` tokens, then the end of the stream; requests that do not
+    /// stream get the same error with status 500.
+    StreamError,
     /// The connection is reset (RST) before any byte of the response.
     ResetBeforeHeaders,
     /// Takes `factor` times as long, and `delay_ms` more before anything happens.
@@ -106,6 +109,11 @@ impl Fault {
     /// A reset after so many tokens.
     pub fn reset_mid_stream(after_tokens: u64) -> Self {
         Self { after_tokens: Some(after_tokens), ..Self::of(FaultKind::ResetMidStream) }
+    }
+
+    /// An error object after so many tokens.
+    pub fn stream_error(after_tokens: u64) -> Self {
+        Self { after_tokens: Some(after_tokens), ..Self::of(FaultKind::StreamError) }
     }
 
     /// A reset instead of a response.

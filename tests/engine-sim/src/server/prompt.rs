@@ -45,6 +45,11 @@ impl Prompt {
         Self { bytes, seed }
     }
 
+    /// The rendered text.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Length in tokens, at least 1.
     pub(crate) fn tokens(&self) -> u64 {
         self.bytes.len().div_ceil(TOKEN_BYTES).max(1) as u64
@@ -83,6 +88,11 @@ impl Reply {
     /// The reply of so many tokens to the prompt with this hash.
     pub(crate) fn new(prompt_hash: u64, tokens: u64) -> Self {
         Self { offset: (prompt_hash % FILLER_TOKENS as u64) as usize, tokens }
+    }
+
+    /// A number below 4,096 that depends on the prompt.
+    pub(crate) fn seed(&self) -> u64 {
+        self.offset as u64
     }
 
     /// Appends the text of `count` tokens from `from`: ASCII, safe in JSON strings, 4 bytes each.

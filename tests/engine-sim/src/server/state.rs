@@ -27,17 +27,17 @@ pub struct State {
     pub waiting: usize,
     /// The most that ran together since the (re)start or `reset_max`.
     pub running_max: usize,
-    /// Generation requests under way at the HTTP level, faulty and hanging ones included.
+    /// Requests for the model under way at the HTTP level, faulty and hanging ones included.
     pub in_flight: usize,
     /// The most of them since the start or `reset_max`.
     pub in_flight_max: usize,
     /// Those that hang without having reached the model; `/metrics` counts them as running.
     pub hanging: usize,
-    /// Generation requests ever received, whatever became of them. Survives restarts.
+    /// Such requests ever received, whatever became of them. Survives restarts.
     pub requests_total: u64,
-    /// Generation requests hit by a fault. Survives restarts.
+    /// Such requests hit by a fault. Survives restarts.
     pub faults_total: u64,
-    /// Generation requests refused as invalid. Survives restarts.
+    /// Such requests refused as invalid. Survives restarts.
     pub refused_total: u64,
     /// Requests done since the (re)start.
     pub finished_total: u64,
@@ -82,6 +82,10 @@ pub struct RequestRecord {
     pub headers: Vec<(String, String)>,
     /// Arrival, in seconds since the epoch.
     pub start_s: f64,
+    /// Path of the request.
+    pub path: String,
+    /// The model or adapter that ran.
+    pub model: String,
     /// Whether it asked for a stream.
     pub stream: bool,
     /// Prompt length.

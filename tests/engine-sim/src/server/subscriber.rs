@@ -2,8 +2,8 @@
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::api::Generation;
 use super::core::unix_seconds;
+use super::shapes::Generation;
 use super::state::{Outcome, RequestRecord};
 use crate::model::{EventKind, Nanos};
 
@@ -67,6 +67,7 @@ impl Subscriber {
     pub(crate) fn all(
         first_id: u64,
         generation: &Generation,
+        path: &str,
         headers: &[(String, String)],
         submitted: Nanos,
     ) -> (Vec<Self>, Waiter) {
@@ -84,6 +85,8 @@ impl Subscriber {
                 request_id: request_id.cloned(),
                 headers: headers.to_vec(),
                 start_s,
+                path: path.to_owned(),
+                model: generation.model.clone(),
                 stream: generation.stream,
                 prompt_tokens: choice.prompt.tokens(),
                 cached_tokens: 0,
