@@ -11,6 +11,7 @@
 //! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
 //! - [`decision`]: the record of it.
 //! - [`json`], [`request`]: reading a request body as it arrives.
+//! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 #![cfg_attr(
     not(test),
@@ -22,10 +23,12 @@ pub mod api_error;
 pub mod decision;
 pub mod eligibility;
 pub mod json;
+pub mod learnt;
 pub mod live;
 pub mod policy;
 pub mod prefix;
 pub mod request;
+pub mod response;
 pub mod rng;
 pub mod route;
 pub mod snapshot;
