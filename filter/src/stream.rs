@@ -9,7 +9,7 @@ use weighbridge_routing::decision::{Decision, ResultRecord};
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::live::{Admitted, Outcome, Report};
 use weighbridge_routing::prefix::holders::Nobody;
-use weighbridge_routing::request::{Reader, Request};
+use weighbridge_routing::request::{Reader, Request, Shape, Style};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
 use crate::host::{self, Buffer, Headers};
@@ -156,7 +156,7 @@ impl Stream {
         if error.status == 405 {
             headers.push(("allow", "POST"));
         }
-        if host::respond(error.status, details, &headers, &error.body()).is_err() {
+        if host::respond(error.status, details, &headers, &error.body(Style::OpenAi)).is_err() {
             host::log(host::Level::Error, "weighbridge: Envoy did not take an error answer");
         }
         Action::Pause
@@ -269,7 +269,7 @@ fn steer(pool: &Pool, admitted: &Admitted, request: &Request, body_size: usize) 
 /// Replaces the value of `model` in the buffered body.
 fn rename_model(served: &str, request: &Request, body_size: usize) -> Result<(), host::HostError> {
     let body = host::buffer(Buffer::RequestBody, 0, body_size).ok_or(host::HostError(1))?;
-    let (from, to) = request.model_span;
+    let (from, to) = request.model_span.ok_or(host::HostError(2))?;
     let (before, after) = (body.get(..from as usize), body.get(to as usize..));
     let (Some(before), Some(after)) = (before, after) else { return Err(host::HostError(2)) };
     let name = serde_json::Value::from(served).to_string();
@@ -315,7 +315,7 @@ impl HttpContext for Stream {
                     && host::header(Headers::Request, EXPLAIN_HEADER).is_some_and(|value| value == b"1");
                 self.phase = Phase::Reading(Box::new(Reading {
                     snapshot,
-                    reader: Reader::default(),
+                    reader: Reader::new(Shape::Chat, 0),
                     read: 0,
                     arrived: 0,
                     explain,

@@ -1,9 +1,11 @@
-//! Errors as OpenAI clients expect them: `{"error": {"message", "type", "param", "code"}}` and a status that says
-//! whether trying again helps.
+//! Errors as the clients of an API expect them, with a status that says whether trying again helps.
+//!
+//! OpenAI's: `{"error": {"message", "type", "param", "code"}}`. Anthropic's: `{"type": "error", "error": {"type", "message"}}`,
+//! where the status decides the inner type.
 
 use serde::Serialize;
 
-use crate::request::RequestError;
+use crate::request::{RequestError, Style};
 use crate::route::Refusal;
 
 /// An error answer.
@@ -30,6 +32,20 @@ struct Envelope<'a> {
     error: &'a Body,
 }
 
+#[derive(Serialize)]
+struct AnthropicEnvelope<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: AnthropicError<'a>,
+}
+
+#[derive(Serialize)]
+struct AnthropicError<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
+}
+
 const INVALID: &str = "invalid_request_error";
 
 impl ApiError {
@@ -37,10 +53,15 @@ impl ApiError {
         ApiError { status, retry_after_s: None, body: Body { message, kind, param: None, code } }
     }
 
-    /// 400: the body could not be read.
+    /// The body could not be read: 400, 413 or 415, as the error has it.
     #[must_use]
     pub fn unreadable(error: &RequestError) -> Self {
-        let mut answer = Self::new(400, INVALID, Some("invalid_request_body"), error.to_string());
+        let code = match error.status() {
+            413 => "request_too_large",
+            415 => "unsupported_content_encoding",
+            _ => "invalid_request_body",
+        };
+        let mut answer = Self::new(error.status(), INVALID, Some(code), error.to_string());
         answer.body.param = error.param();
         answer
     }
@@ -68,6 +89,19 @@ impl ApiError {
     pub fn too_large(limit_bytes: u64) -> Self {
         let message = format!("The request body is larger than {limit_bytes} bytes (filter.max_body).");
         Self::new(413, INVALID, Some("request_too_large"), message)
+    }
+
+    /// 400: no endpoint's context window holds the request. `window` is the largest there is; `prompt` is an estimate.
+    #[must_use]
+    pub fn context_length(window: u64, prompt: u64, output: u64) -> Self {
+        let total = prompt.saturating_add(output);
+        let message = format!(
+            "This model's maximum context length is {window} tokens. However, you requested about {total} tokens \
+             ({prompt} in the prompt, {output} for the completion)."
+        );
+        let mut answer = Self::new(400, INVALID, Some("context_length_exceeded"), message);
+        answer.body.param = Some("messages");
+        answer
     }
 
     /// 429 when all are at their cap, 503 when none can serve.
@@ -105,9 +139,24 @@ impl ApiError {
 
     /// The JSON body.
     #[must_use]
-    pub fn body(&self) -> Vec<u8> {
+    pub fn body(&self, style: Style) -> Vec<u8> {
+        let body = match style {
+            Style::OpenAi => serde_json::to_vec(&Envelope { error: &self.body }),
+            Style::Anthropic => {
+                let kind = match self.status {
+                    404 => "not_found_error",
+                    413 => "request_too_large",
+                    429 => "rate_limit_error",
+                    503 => "overloaded_error",
+                    500.. => "api_error",
+                    _ => INVALID,
+                };
+                let error = AnthropicError { kind, message: &self.body.message };
+                serde_json::to_vec(&AnthropicEnvelope { kind: "error", error })
+            }
+        };
         // Strings serialise; a failure is not possible, and an empty body would still carry the status.
-        serde_json::to_vec(&Envelope { error: &self.body }).unwrap_or_default()
+        body.unwrap_or_default()
     }
 }
 
@@ -118,7 +167,7 @@ mod tests {
     #[test]
     fn the_shape_is_openais() {
         let body: serde_json::Value =
-            serde_json::from_slice(&ApiError::model_not_found(&"x\"".repeat(500)).body()).unwrap();
+            serde_json::from_slice(&ApiError::model_not_found(&"x\"".repeat(500)).body(Style::OpenAi)).unwrap();
         assert_eq!(body["error"]["type"], "invalid_request_error");
         assert_eq!(body["error"]["param"], "model");
         assert_eq!(body["error"]["code"], "model_not_found");
@@ -127,7 +176,41 @@ mod tests {
 
     #[test]
     fn an_unreadable_body_names_its_field() {
-        let body = ApiError::unreadable(&RequestError::ModelKind("a number")).body();
+        let body = ApiError::unreadable(&RequestError::ModelKind("a number")).body(Style::OpenAi);
         assert!(String::from_utf8(body).unwrap().contains(r#""param":"model""#));
+    }
+
+    #[test]
+    fn anthropics_clients_get_their_own_shape() {
+        let of = |error: &ApiError| -> serde_json::Value {
+            let body: serde_json::Value = serde_json::from_slice(&error.body(Style::Anthropic)).unwrap();
+            assert_eq!(body["type"], "error");
+            body["error"].clone()
+        };
+        let error = of(&ApiError::context_length(32_768, 40_000, 128));
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(
+            error["message"],
+            "This model's maximum context length is 32768 tokens. However, you requested about 40128 tokens (40000 in \
+             the prompt, 128 for the completion)."
+        );
+        for (error, kind) in [
+            (ApiError::model_not_found("x"), "not_found_error"),
+            (ApiError::too_large(7), "request_too_large"),
+            (ApiError::refused(Refusal::AtCap, "p"), "rate_limit_error"),
+            (ApiError::refused(Refusal::NoEndpoint, "p"), "overloaded_error"),
+            (ApiError::method_not_allowed("GET", "/v1/messages"), "invalid_request_error"),
+        ] {
+            assert_eq!(of(&error)["type"], kind);
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named() {
+        let error = ApiError::unreadable(&RequestError::Encoding("zstd".into()));
+        assert_eq!(error.status, 415);
+        let body = String::from_utf8(error.body(Style::OpenAi)).unwrap();
+        assert!(body.contains("content-encoding zstd is not supported: expected identity, gzip or deflate"), "{body}");
+        assert_eq!(ApiError::unreadable(&RequestError::TooLarge(7)).status, 413);
     }
 }

@@ -1,0 +1,169 @@
+//! Runs of text inside a string, and what `\u` escapes become.
+
+use super::Mode;
+use super::simd::masks;
+
+/// Text in which nothing has to be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    /// How many bytes it has.
+    pub(super) length: usize,
+    /// Whether no byte is above 127. May be false when the run is, in fact, ASCII.
+    pub(super) ascii: bool,
+}
+
+/// The run at the start of `bytes`: up to a quote, a control character, or an escape that `mode` has to see. Where no
+/// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one.
+pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
+    let (mut at, mut ascii, mut letter_ahead) = (0, true, false);
+    loop {
+        let rest = bytes.get(at..).unwrap_or_default();
+        if rest.is_empty() {
+            return Run { length: at, ascii };
+        }
+        let mut padded;
+        let block = match rest.first_chunk::<64>() {
+            Some(block) => block,
+            None => {
+                padded = [b'"'; 64];
+                for (to, from) in padded.iter_mut().zip(rest) {
+                    *to = *from;
+                }
+                &padded
+            }
+        };
+        let masks = masks(block);
+        ascii &= !masks.high;
+        let mut stops = masks.stops;
+        if letter_ahead {
+            stops &= !1;
+            letter_ahead = false;
+        }
+        while stops != 0 {
+            let place = stops.trailing_zeros() as usize;
+            match rest.get(place..) {
+                Some([b'\\', letter, ..]) if passes(*letter, mode) => {
+                    letter_ahead = place == 63;
+                    // The backslash and its letter, which may be a stop by itself.
+                    stops &= !(3 << place);
+                }
+                _ => return Run { length: at + place.min(rest.len()), ascii },
+            }
+        }
+        at += 64;
+    }
+}
+
+fn passes(letter: u8, mode: Mode) -> bool {
+    match mode {
+        Mode::Decoded => false,
+        Mode::Raw => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't'),
+        Mode::Skip => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't' | b'/'),
+    }
+}
+
+/// What the letter after a backslash stands for, when it is one letter.
+pub(super) fn escaped(letter: u8) -> Option<char> {
+    Some(match letter {
+        b'"' => '"',
+        b'\\' => '\\',
+        b'/' => '/',
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'n' => '\n',
+        b'r' => '\r',
+        b't' => '\t',
+        _ => return None,
+    })
+}
+
+/// The value of a hexadecimal digit.
+pub(super) fn hex(byte: u8) -> Option<u16> {
+    char::from(byte).to_digit(16).map(|digit| digit as u16)
+}
+
+/// Four hexadecimal digits.
+pub(super) fn hex4(digits: &[u8; 4]) -> Option<u16> {
+    digits.iter().try_fold(0, |code, digit| Some(code << 4 | hex(*digit)?))
+}
+
+/// Characters that came as escapes, gathered so that the sink hears of them in batches.
+#[derive(Debug)]
+pub(super) struct Batch {
+    bytes: [u8; Batch::CAPACITY],
+    length: usize,
+    /// How many bytes of the JSON text they stand for.
+    source: usize,
+}
+
+impl Batch {
+    const CAPACITY: usize = 96;
+
+    pub(super) fn new() -> Self {
+        Batch { bytes: [0; Batch::CAPACITY], length: 0, source: 0 }
+    }
+
+    /// Adds a character that was `source` bytes of JSON; false when the batch has to be taken first. All bytes of a batch
+    /// stand for the same number of bytes of JSON, so that a sink may divide it.
+    #[must_use]
+    pub(super) fn push(&mut self, character: char, mode: Mode, source: usize) -> bool {
+        let mut utf8 = [0; 4];
+        let text = match (mode, character) {
+            (Mode::Raw, '"') => "\\\"",
+            (Mode::Raw, '\\') => "\\\\",
+            (Mode::Raw, '\u{8}') => "\\b",
+            (Mode::Raw, '\u{c}') => "\\f",
+            (Mode::Raw, '\n') => "\\n",
+            (Mode::Raw, '\r') => "\\r",
+            (Mode::Raw, '\t') => "\\t",
+            _ => character.encode_utf8(&mut utf8),
+        };
+        let fits = self.length + text.len() <= Batch::CAPACITY && self.source * text.len() == source * self.length;
+        if self.length > 0 && !fits {
+            return false;
+        }
+        for (to, from) in self.bytes.iter_mut().skip(self.length).zip(text.as_bytes()) {
+            *to = *from;
+        }
+        self.length += text.len();
+        self.source += source;
+        true
+    }
+
+    /// What has been gathered, and how many bytes of JSON it was; empties the batch.
+    pub(super) fn take(&mut self) -> (&[u8], usize) {
+        let taken = (self.bytes.get(..self.length).unwrap_or_default(), self.source);
+        (self.length, self.source) = (0, 0);
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn slowly(bytes: &[u8], mode: Mode) -> usize {
+        let mut at = 0;
+        while let Some(byte) = bytes.get(at) {
+            match byte {
+                b'\\' if bytes.get(at + 1).is_some_and(|letter| passes(*letter, mode)) => at += 2,
+                b'"' | b'\\' | 0..0x20 => break,
+                _ => at += 1,
+            }
+        }
+        at
+    }
+
+    proptest! {
+        #[test]
+        fn a_run_ends_where_a_slow_reader_ends(text in "([a-z\u{e9}]{1,70}|\\\\|n|\"|\\\\\"|\n|u){0,12}", at in 0usize..9) {
+            for mode in [Mode::Skip, Mode::Raw, Mode::Decoded] {
+                let bytes = text.as_bytes().get(at..).unwrap_or_default();
+                let found = run(bytes, mode);
+                prop_assert_eq!(found.length, slowly(bytes, mode));
+                prop_assert!(!found.ascii || bytes[..found.length].is_ascii());
+            }
+        }
+    }
+}
