@@ -11,11 +11,8 @@
 //! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
 //! - [`decision`]: the record of it.
 //! - [`json`], [`request`]: reading a request body as it arrives.
-<<<<<<< HEAD
 //! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
-=======
 //! - [`prefix`]: the checkpoints of a prompt.
->>>>>>> 0696326 (Requests of one shape were read, and nothing of their prompts)
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 #![cfg_attr(
     not(test),
