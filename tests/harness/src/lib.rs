@@ -4,6 +4,7 @@
 //! - [`prober`]: the `weighbridge-prober` binary as a child process, and a client for its REST API.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
+//! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
 //! - [`wait`]: polling until something is true, instead of sleeping and hoping.
 //!
 //! Every port is chosen by the system, every process dies with its handle, and a failing test prints the end of the
@@ -14,8 +15,10 @@ pub mod child;
 pub mod echo;
 pub mod envoy;
 pub mod load;
+pub mod paced;
 pub mod prober;
 pub mod snapshot;
+pub mod upstream;
 pub mod wait;
 
 pub use engine_sim;

@@ -1,10 +1,13 @@
 //! Load: requests on keep-alive connections, and what became of each.
 //!
 //! [`closed_loop`] keeps a number of connections busy until all requests are sent; [`at_once`] opens a connection per
-//! request first and then lets them all go together; [`send`] sends one.
+//! request first and then lets them all go together; [`send`] sends one; [`hold`] begins one and keeps it open. A
+//! [`Call`] says how its body travels: cut, framed, over which version.
 
 mod call;
 mod connection;
+mod conversation;
+mod held;
 mod report;
 
 use std::net::SocketAddr;
@@ -15,8 +18,12 @@ use std::time::Instant;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-pub use call::Call;
-pub use report::{Outcome, Report};
+pub use call::{Call, Framing, Version};
+pub use conversation::Conversation;
+pub use held::{Held, hold};
+pub use report::{Outcome, Report, Usage};
+
+pub use crate::paced::Pieces;
 
 use connection::Connection;
 
@@ -62,7 +69,7 @@ pub async fn at_once(target: SocketAddr, calls: Vec<Call>) -> Report {
         workers.spawn(async move {
             let mut connection = Connection::new(target);
             // What cannot connect now says so when it sends.
-            let _ = connection.connect().await;
+            let _ = connection.connect(call.version).await;
             barrier.wait().await;
             connection.send(call, nth).await
         });

@@ -19,12 +19,18 @@ pub struct Outcome {
     pub cut: bool,
     /// Response headers.
     pub headers: BTreeMap<String, String>,
+    /// Whether a 100 (continue) came before the body was sent.
+    pub continued: bool,
+    /// Chunks of the body that came.
+    pub chunks: usize,
     /// From sending to the first byte of the body.
     pub ttft: Option<Duration>,
     /// From sending to the end.
     pub duration: Duration,
     /// Completion tokens by the response's `usage`; 0 where it has none.
     pub tokens: u64,
+    /// What the response says about tokens.
+    pub usage: Usage,
     /// The body, as far as it came.
     pub body: Bytes,
 }
@@ -54,6 +60,22 @@ impl Outcome {
         self.header("x-engine-id")
     }
 
+    /// The decision record, where the request asked for it; null when absent.
+    #[must_use]
+    pub fn decision(&self) -> Value {
+        serde_json::from_str(self.header("x-weighbridge-decision")).unwrap_or(Value::Null)
+    }
+
+    /// The text of the first choice of a chat completion, streamed or not.
+    #[must_use]
+    pub fn reply(&self) -> String {
+        let text = |value: &Value, path: &str| value.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        match self.json() {
+            Value::Null => events(&self.body).filter_map(|event| text(&event, "/choices/0/delta/content")).collect(),
+            whole => text(&whole, "/choices/0/message/content").unwrap_or_default(),
+        }
+    }
+
     /// The body as JSON; null when it is none.
     #[must_use]
     pub fn json(&self) -> Value {
@@ -61,15 +83,52 @@ impl Outcome {
     }
 }
 
-/// Completion tokens in a JSON response or in the chunks of an SSE response.
-pub(super) fn completion_tokens(body: &[u8]) -> u64 {
-    let of = |value: &Value| value.pointer("/usage/completion_tokens").and_then(Value::as_u64);
-    if let Ok(value) = serde_json::from_slice::<Value>(body) {
-        return of(&value).unwrap_or(0);
+/// What a response says about its tokens, in the words of any of the APIs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: Option<u64>,
+    /// How many of them were found in the prefix cache.
+    pub cached_tokens: Option<u64>,
+    /// Tokens generated.
+    pub completion_tokens: Option<u64>,
+}
+
+impl Usage {
+    /// The last `usage` of a JSON response, or of the events of a stream.
+    pub(super) fn of_body(body: &[u8]) -> Self {
+        if let Ok(value) = serde_json::from_slice::<Value>(body) {
+            return Self::of(&value).unwrap_or_default();
+        }
+        // Where several events have one (messages), the later adds to the earlier.
+        events(body).filter_map(|event| Self::of(&event)).fold(Self::default(), |earlier, later| Self {
+            prompt_tokens: later.prompt_tokens.or(earlier.prompt_tokens),
+            cached_tokens: later.cached_tokens.or(earlier.cached_tokens),
+            completion_tokens: later.completion_tokens.or(earlier.completion_tokens),
+        })
     }
-    let text = String::from_utf8_lossy(body);
-    let chunks = text.lines().rev().filter_map(|line| line.strip_prefix("data: "));
-    chunks.filter_map(|chunk| serde_json::from_str(chunk).ok()).find_map(|chunk: Value| of(&chunk)).unwrap_or(0)
+
+    fn of(value: &Value) -> Option<Self> {
+        let places = ["/usage", "/response/usage", "/message/usage"];
+        let usage = places.iter().filter_map(|place| value.pointer(place)).find(|usage| usage.is_object())?;
+        let first = |paths: &[&str]| paths.iter().find_map(|path| usage.pointer(path).and_then(Value::as_u64));
+        Some(Self {
+            prompt_tokens: first(&["/prompt_tokens", "/input_tokens"]),
+            cached_tokens: first(&[
+                "/prompt_tokens_details/cached_tokens",
+                "/input_tokens_details/cached_tokens",
+                "/cache_read_input_tokens",
+            ]),
+            completion_tokens: first(&["/completion_tokens", "/output_tokens"]),
+        })
+    }
+}
+
+/// The JSON values in the `data:` lines of a stream.
+fn events(body: &[u8]) -> impl Iterator<Item = Value> {
+    body.split(|byte| *byte == b'\n')
+        .filter_map(|line| line.strip_prefix(b"data:"))
+        .filter_map(|data| serde_json::from_slice(data).ok())
 }
 
 /// A whole run.
@@ -163,10 +222,28 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_found_in_both_forms() {
-        assert_eq!(completion_tokens(br#"{"usage":{"completion_tokens":7}}"#), 7);
-        let stream = b"data: {\"choices\":[]}\n\ndata: {\"usage\":{\"completion_tokens\":9}}\n\ndata: [DONE]\n\n";
-        assert_eq!(completion_tokens(stream), 9);
-        assert_eq!(completion_tokens(b"oops"), 0);
+    fn tokens_are_found_in_every_form() {
+        let found = |body: &[u8]| {
+            let usage = Usage::of_body(body);
+            (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        };
+        let whole =
+            br#"{"usage":{"prompt_tokens":9,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":8}}}"#;
+        assert_eq!(found(whole), (Some(9), Some(8), Some(7)));
+        let stream =
+            b"data: {\"choices\":[]}\r\n\r\ndata: {\"usage\":{\"completion_tokens\":9}}\r\n\r\ndata: [DONE]\r\n\r\n";
+        assert_eq!(found(stream), (None, None, Some(9)));
+        let messages = b"event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":5,\"cache_read_input_tokens\":4}}}\n\n\
+            event: message_delta\ndata: {\"usage\":{\"output_tokens\":3}}\n\n";
+        assert_eq!(found(messages), (Some(5), Some(4), Some(3)));
+        assert_eq!(found(b"oops"), (None, None, None));
+    }
+
+    #[test]
+    fn a_reply_is_the_same_in_both_forms() {
+        let outcome = |body: &'static [u8]| Outcome { body: Bytes::from_static(body), ..Outcome::default() };
+        assert_eq!(outcome(br#"{"choices":[{"message":{"content":"ab"}}]}"#).reply(), "ab");
+        let stream = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"b\"}}]}\n\n";
+        assert_eq!(outcome(stream).reply(), "ab");
     }
 }
