@@ -73,8 +73,8 @@ pub trait Sink {
     fn value(&mut self, kind: Kind, depth: usize, offset: u64);
     /// A key of an object begins, with its quote at `offset`; `depth` is the number of containers around it.
     fn key(&mut self, depth: usize, offset: u64);
-    /// The form in which text is wanted; asked again for each piece. From [`Mode::Raw`] it may change to [`Mode::Skip`]
-    /// within a string, and in no other way.
+    /// The form in which text is wanted; asked again for each piece. Within a string it may change to [`Mode::Skip`], and in
+    /// no other way.
     fn mode(&self) -> Mode;
     /// Decoded text of the key or string value that began last; may come in several pieces.
     fn text(&mut self, piece: &str);

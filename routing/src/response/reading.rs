@@ -6,7 +6,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Finish;
-use crate::json::{Kind, Sink};
+use crate::json::{Kind, Mode, Sink};
 
 /// Containers around a value that is followed, at most.
 const MAX_FOLLOWED: usize = 8;
@@ -295,7 +295,7 @@ impl Sink for Reading {
         }
     }
 
-    fn key(&mut self, depth: usize) {
+    fn key(&mut self, depth: usize, _: u64) {
         self.next = Place::Other;
         self.spelling = match self.around(depth) {
             Place::Other => Spelling::Nothing,
@@ -304,11 +304,11 @@ impl Sink for Reading {
         self.text.clear();
     }
 
-    fn wants_text(&self) -> bool {
+    fn mode(&self) -> Mode {
         match self.spelling {
-            Spelling::Nothing => false,
-            Spelling::Text(Place::Content) => !self.content,
-            Spelling::Key(_) | Spelling::Text(_) | Spelling::Number(_) => true,
+            Spelling::Nothing => Mode::Skip,
+            Spelling::Text(Place::Content) if self.content => Mode::Skip,
+            Spelling::Key(_) | Spelling::Text(_) | Spelling::Number(_) => Mode::Decoded,
         }
     }
 
@@ -326,11 +326,15 @@ impl Sink for Reading {
         }
     }
 
-    fn number(&mut self, piece: &str) {
+    fn raw(&mut self, _: &[u8], _: usize) {}
+
+    fn number(&mut self, piece: &[u8]) {
         if matches!(self.spelling, Spelling::Number(_)) && self.text.len() + piece.len() <= MAX_TEXT {
-            self.text.extend_from_slice(piece.as_bytes());
+            self.text.extend_from_slice(piece);
         }
     }
+
+    fn close(&mut self, _: usize, _: u64) {}
 
     fn end(&mut self, _: u64) {
         match std::mem::take(&mut self.spelling) {
