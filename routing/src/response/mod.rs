@@ -23,13 +23,14 @@
 //! **Failure.** Nothing is ever an error to the client. What cannot be read is passed over, after `[DONE]` nothing is read at
 //! all, and a fact that nobody stated stays unknown. Memory: [`sse::MAX_CARRIED`] twice per stream at most.
 
+mod document;
 mod marks;
 mod reading;
 mod sse;
 #[cfg(test)]
 mod tests;
 
-use crate::json::Scanner;
+use document::Document;
 use reading::{Reading, Usage};
 
 /// How an answer is written.
@@ -148,8 +149,8 @@ impl Watcher {
         match &mut self.reader {
             Reader::Json(document) => {
                 document.feed(piece);
-                self.learner.facts.first_token |= document.reading.content;
-                if document.broken {
+                self.learner.facts.first_token |= document.has_content();
+                if document.is_broken() {
                     self.reader = Reader::Done;
                 }
             }
@@ -180,26 +181,6 @@ impl Watcher {
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.learner.facts
-    }
-}
-
-/// One JSON document that arrives in pieces.
-#[derive(Debug, Default)]
-struct Document {
-    scanner: Scanner,
-    reading: Reading,
-    broken: bool,
-}
-
-impl Document {
-    fn feed(&mut self, piece: &[u8]) {
-        self.broken = self.broken || self.scanner.feed(piece, &mut self.reading).is_err();
-    }
-
-    /// What it said, if it was JSON to its end.
-    fn finish(mut self) -> Option<Reading> {
-        let complete = !self.broken && self.scanner.finish(&mut self.reading).is_ok();
-        complete.then_some(self.reading)
     }
 }
 

@@ -182,6 +182,8 @@ pub(super) struct Reading {
     next: Place,
     spelling: Spelling,
     text: Vec<u8>,
+    /// The last thing seen was the beginning of an array of no interest.
+    pub(super) in_fresh_array: bool,
 }
 
 /// `status` of a response.
@@ -258,6 +260,7 @@ impl Sink for Reading {
             (place, _) => place,
         };
         self.spelling = Spelling::Nothing;
+        self.in_fresh_array = kind == Kind::Array && place == Place::Other;
         let followed = match (kind, place) {
             (Kind::Array, Place::Choices | Place::Content) => place,
             (Kind::Object, Place::Error) => {
@@ -297,6 +300,7 @@ impl Sink for Reading {
 
     fn key(&mut self, depth: usize, _: u64) {
         self.next = Place::Other;
+        self.in_fresh_array = false;
         self.spelling = match self.around(depth) {
             Place::Other => Spelling::Nothing,
             place => Spelling::Key(place),

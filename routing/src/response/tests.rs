@@ -205,18 +205,18 @@ event: response.completed
 data: {"response":{"id":"resp_42","object":"response","status":"completed","error":null,"incomplete_details":null,"output":[{"id":"msg_1","type":"message","content":[{"type":"output_text","text":"Hi there"}]}],"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":32},"output_tokens":7,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":43}},"sequence_number":9,"type":"response.completed"}
 
 "#;
-    let expected = Facts { response_id: Some(xxh3_64(b"resp_42")), ..stopped(36, Some(32), 7, Finish::Stop, 2) };
-    assert_eq!(sse(text), expected);
+    let expected = |finish| Facts { response_id: Some(xxh3_64(b"resp_42")), ..stopped(36, Some(32), 7, finish, 2) };
+    assert_eq!(sse(text), expected(Finish::Stop));
     let cut_short = text.replace(
         r#""status":"completed","error":null,"incomplete_details":null"#,
         r#""status":"incomplete","error":null,"incomplete_details":{"reason":"max_output_tokens"}"#,
     );
-    assert_eq!(sse(&cut_short), Facts { finish: Some(Finish::Length), ..expected.clone() });
+    assert_eq!(sse(&cut_short), expected(Finish::Length));
     let failed = text.replace(
         r#""status":"completed","error":null"#,
         r#""status":"failed","error":{"code":"server_error","message":"x"}"#,
     );
-    assert_eq!(sse(&failed), Facts { finish: Some(Finish::Other), error: true, ..expected });
+    assert_eq!(sse(&failed), Facts { error: true, ..expected(Finish::Other) });
 }
 
 #[test]
@@ -237,6 +237,14 @@ fn json_answers() {
 
     let rerank = br#"{"id":"rerank-1","usage":{"total_tokens":56},"results":[{"index":0,"document":{"text":"x"},"relevance_score":0.9}]}"#;
     assert_eq!(facts(Kind::Json, rerank), Facts { prompt_tokens: Some(56), ..Facts::default() });
+}
+
+#[test]
+fn numbers_that_are_passed_over_leave_the_rest_in_place() {
+    let text = br#"{"data":[[1,-2.5E+3],[ ],[[4]],{"embedding":[0.5 , 1e-3,"] [",{"usage":[1,2]},null, 6]},"[1,2"],"usage":{"x":[3],"prompt_tokens":6}}"#;
+    assert_eq!(facts(Kind::Json, text), Facts { prompt_tokens: Some(6), ..Facts::default() });
+    assert_eq!(facts(Kind::Json, br#"{"usage":{"prompt_tokens":6},"data":[1,2"#), Facts::default());
+    assert_eq!(facts(Kind::Json, br#"{"usage":{"prompt_tokens":6},"data":[1,2}"#), Facts::default());
 }
 
 #[test]
