@@ -1,0 +1,132 @@
+//! The engines of a fleet, and the pool as the routing code sees it.
+
+use anyhow::{Context, ensure};
+use engine_sim::model::Profile;
+use engine_sim::sweep::sweep;
+use serde_json::json;
+use weighbridge_routing::snapshot::{Pool, Snapshot};
+use weighbridge_routing::weight::{Clamp, median, weights};
+
+/// Engines, with the throughput that a prober's burst of 16 x 128 tokens would find.
+#[derive(Debug, Clone)]
+pub struct Fleet {
+    /// The machines, warm.
+    pub engines: Vec<Profile>,
+    /// Tokens/s of each at 16 requests together.
+    pub measured_tps: Vec<f64>,
+}
+
+/// What every engine of a fleet gets instead of its profile's own value.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Overrides {
+    /// Context window in tokens.
+    pub max_model_len: Option<u64>,
+    /// KV cache in tokens.
+    pub kv_tokens: Option<u64>,
+    /// Prefill speed in tokens/s.
+    pub prefill_tps: Option<f64>,
+}
+
+/// A profile `factor` times as fast at every concurrency, prefill included.
+#[must_use]
+pub fn scaled(base: &Profile, factor: f64) -> Profile {
+    let curve = base.curve.iter().map(|(n, tps)| (*n, tps * factor)).collect();
+    Profile { curve, prefill_tps: base.prefill_tps * factor, ..base.clone() }.warm()
+}
+
+impl Fleet {
+    /// From a list such as `980,479,240,240` (the engines of the published case, by their tokens/s at 16 requests) or
+    /// `8x,1x,1x,1x` (the small one, so many times as fast).
+    ///
+    /// # Errors
+    /// Names the part that is neither, or the override that makes no sense.
+    pub fn parse(text: &str, overrides: Overrides) -> anyhow::Result<Self> {
+        let engine = |part: &str| -> anyhow::Result<Profile> {
+            if let Some(factor) = part.strip_suffix('x') {
+                let factor: f64 = factor.parse().with_context(|| format!("fleet: `{part}` is no factor"))?;
+                ensure!(factor.is_finite() && factor > 0.0, "fleet: `{part}` is not above 0");
+                return Ok(scaled(&Profile::small(), factor));
+            }
+            match part {
+                "980" => Ok(Profile::fast()),
+                "479" => Ok(Profile::pair()),
+                "240" => Ok(Profile::small()),
+                _ => Profile::named(part).with_context(|| {
+                    format!("fleet: `{part}` is none of 980, 479, 240, a profile's name, or a factor such as 2x")
+                }),
+            }
+        };
+        let mut engines = Vec::new();
+        for part in text.split(',') {
+            let mut profile = engine(part.trim())?.warm();
+            profile.max_model_len = overrides.max_model_len.unwrap_or(profile.max_model_len);
+            let kv_tokens = overrides.kv_tokens.unwrap_or(profile.kv_capacity_tokens);
+            profile.kv_capacity_tokens =
+                kv_tokens.max(profile.max_model_len.next_multiple_of(profile.block_size_tokens));
+            profile.prefill_tps = overrides.prefill_tps.unwrap_or(profile.prefill_tps);
+            engines.push(profile);
+        }
+        Self::new(engines)
+    }
+
+    /// A fleet of these machines.
+    ///
+    /// # Errors
+    /// When a profile makes no sense.
+    pub fn new(engines: Vec<Profile>) -> anyhow::Result<Self> {
+        let engines: Vec<Profile> = engines.into_iter().map(Profile::warm).collect();
+        let measure = |profile: &Profile| Ok(sweep(profile, &[16], 128)?.first().map_or(0.0, |(_, tps)| *tps));
+        let measured_tps = engines.iter().map(measure).collect::<anyhow::Result<_>>()?;
+        Ok(Self { engines, measured_tps })
+    }
+
+    /// Each endpoint's part of the fleet's throughput.
+    #[must_use]
+    pub fn shares(&self) -> Vec<f64> {
+        let all: f64 = self.measured_tps.iter().sum();
+        self.measured_tps.iter().map(|tps| tps / all).collect()
+    }
+
+    /// The pool as a prober would tell it: weights by throughput over the median, prefill speed, KV size and window.
+    ///
+    /// # Errors
+    /// When the routing code refuses it.
+    pub fn pool(&self, policy: &str, choices: u32, affinity: bool, k: f64) -> anyhow::Result<Pool> {
+        let measured: Vec<Option<f64>> = self.measured_tps.iter().copied().map(Some).collect();
+        let weights = weights(&measured, Clamp::default());
+        let endpoints: Vec<_> = self
+            .engines
+            .iter()
+            .zip(weights)
+            .enumerate()
+            .map(|(nth, (engine, weight))| {
+                json!({"id": format!("e{nth}"), "address": format!("127.0.0.1:{}", nth + 1),
+                    "weight": weight.map_or(1.0, |weight| weight.get()), "prefill_tps": engine.prefill_tps,
+                    "kv_tokens": engine.kv_capacity_tokens, "context_window": engine.max_model_len})
+            })
+            .collect();
+        let snapshot = json!({"format": 1, "version": 1, "pools": [{
+            "name": "fleet", "models": ["m"], "policy": {"name": policy, "choices": choices},
+            "affinity": {"enabled": affinity, "k": k}, "median_tps": median(self.measured_tps.iter().copied()),
+            "endpoints": endpoints}]});
+        Snapshot::from_json(snapshot.to_string().as_bytes())?.pools.pop().context("one pool")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_published_fleet_has_the_weights_of_its_throughput() {
+        let fleet = Fleet::parse("980,479,240,240", Overrides::default()).unwrap();
+        let pool = fleet.pool("p2c", 2, true, 1.0).unwrap();
+        let weights: Vec<u32> = pool.endpoints.iter().map(|endpoint| endpoint.weight.hundredths()).collect();
+        assert_eq!(weights, [272, 133, 67, 67]);
+        assert!((pool.affinity.median_tps - 359.5).abs() < 1.0);
+        assert!(Fleet::parse("980,479.5", Overrides::default()).unwrap_err().to_string().contains("479.5"));
+        let scaled = Fleet::parse("8x,1x", Overrides { prefill_tps: Some(500.0), ..Overrides::default() }).unwrap();
+        assert!((scaled.shares()[0] - 8.0 / 9.0).abs() < 1e-3);
+        assert_eq!(scaled.engines[0].prefill_tps, 500.0);
+    }
+}

@@ -1,0 +1,163 @@
+//! What arrives: requests with their lengths, and enough of their content to tell which prefixes they share.
+//!
+//! Content is never text, only hashes of beginnings: a beginning of so many tokens of the same conversation has the same
+//! hash everywhere, in the engines' KV blocks and in the gateway's checkpoints.
+
+pub mod azure;
+pub mod mooncake;
+pub mod synthetic;
+
+use std::collections::VecDeque;
+
+use engine_sim::model::Nanos;
+use weighbridge_routing::prefix::index::Prefix;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Tokens per KV block of the engines.
+pub const BLOCK_TOKENS: u64 = 16;
+
+/// Prompt tokens that the filter hashes by default: 64 KiB at 4 bytes each.
+pub const PREFIX_TOKENS: u64 = 16_384;
+
+/// One request.
+#[derive(Debug, Clone, Default)]
+pub struct Call {
+    /// Tells the workload which conversation goes on.
+    pub conversation: u64,
+    /// Prompt length, at least 1.
+    pub prompt_tokens: u64,
+    /// Output length, at least 1.
+    pub output_tokens: u64,
+    /// Chain hashes of the prompt's full KV blocks; empty when it shares nothing with anybody.
+    pub blocks: Vec<u64>,
+    /// The same for the output.
+    pub output_blocks: Vec<u64>,
+    /// The checkpoints that the filter would see, shortest first.
+    pub prefixes: Vec<Prefix>,
+    /// Hash of the first 256 characters.
+    pub first: u64,
+    /// Prompt tokens that one cache for the whole workload, never full, would have.
+    pub known_tokens: u64,
+}
+
+/// A source of requests.
+pub trait Workload {
+    /// When the next one arrives, as far as that does not depend on answers still to come.
+    fn next_at(&self) -> Option<Nanos>;
+    /// The next one.
+    fn take(&mut self) -> Option<Call>;
+    /// A request was answered, or (`served` false) refused.
+    fn ended(&mut self, conversation: u64, now: Nanos, served: bool);
+    /// What a gateway would have learnt to expect: the median of the output lengths.
+    fn median_output(&self) -> u64;
+}
+
+/// One hash of two numbers; the order matters.
+#[must_use]
+pub fn mix(left: u64, right: u64) -> u64 {
+    xxh3_64_with_seed(&right.to_le_bytes(), left)
+}
+
+/// Tokens between two checkpoints, at least (256 bytes).
+const SPACING_TOKENS: u64 = 64;
+/// As the filter thins out: the most checkpoints, the first and the last that always stay.
+const MOST: usize = 40;
+const FIRST: usize = 8;
+const LAST: usize = 24;
+
+/// The lengths at which the filter puts checkpoints, given where the messages end (ascending): at the boundaries, and
+/// inside a message at doubling sizes; beyond 40, the middle is thinned out.
+#[must_use]
+pub fn checkpoint_lengths(boundaries: &[u64]) -> Vec<u64> {
+    let mut kept: Vec<(u64, u64)> = Vec::new();
+    let (mut ordinal, mut last, mut start) = (0, 0, 0);
+    for &end in boundaries {
+        let inside = (8..).map(|power| start + (1 << power)).take_while(|at| *at < end);
+        for at in inside.chain([end]).filter(|at| *at <= PREFIX_TOKENS) {
+            if at < last + SPACING_TOKENS {
+                continue;
+            }
+            ordinal += 1;
+            last = at;
+            kept.push((ordinal, at));
+            if kept.len() > MOST {
+                let middle = FIRST..kept.len() - LAST;
+                let first_of_fewest = middle.min_by_key(|place| kept[*place].0.trailing_zeros());
+                kept.remove(first_of_fewest.unwrap_or(FIRST));
+            }
+        }
+        start = end;
+    }
+    kept.into_iter().map(|(_, at)| at).collect()
+}
+
+/// Requests that come at their time, whatever becomes of the others: a trace.
+#[derive(Debug, Clone, Default)]
+pub struct Replay {
+    calls: VecDeque<(Nanos, Call)>,
+    median_output: u64,
+}
+
+impl Replay {
+    /// `calls` in order of time.
+    #[must_use]
+    pub fn new(calls: Vec<(Nanos, Call)>) -> Self {
+        let mut outputs: Vec<u64> = calls.iter().map(|(_, call)| call.output_tokens).collect();
+        outputs.sort_unstable();
+        let median_output = outputs.get(outputs.len() / 2).copied().unwrap_or(1);
+        Self { calls: calls.into(), median_output }
+    }
+
+    /// Number of requests still to come.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// Whether none is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// The longest request, prompt and output together, in tokens.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        self.calls.iter().map(|(_, call)| call.prompt_tokens + call.output_tokens).max().unwrap_or(0)
+    }
+}
+
+impl Workload for Replay {
+    fn next_at(&self) -> Option<Nanos> {
+        self.calls.front().map(|(at, _)| *at)
+    }
+
+    fn take(&mut self) -> Option<Call> {
+        self.calls.pop_front().map(|(_, call)| call)
+    }
+
+    fn ended(&mut self, _: u64, _: Nanos, _: bool) {}
+
+    fn median_output(&self) -> u64 {
+        self.median_output
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_longer_conversation_has_the_checkpoints_of_the_shorter() {
+        assert_eq!(checkpoint_lengths(&[300, 320, 2_000]), [256, 320, 576, 832, 1_344, 2_000]);
+        let boundaries: Vec<u64> = (1..=120).map(|nth| nth * 100).collect();
+        for turns in [3, 20, 40, 41, 60] {
+            let (short, long) =
+                (checkpoint_lengths(&boundaries[..turns]), checkpoint_lengths(&boundaries[..turns + 2]));
+            assert!(long.len() <= MOST && long.last() == Some(&(100 * (turns as u64 + 2))));
+            let shared = short.iter().rev().find(|at| long.contains(at));
+            assert_eq!(shared, short.last(), "the next turn matches at the end of this one");
+        }
+        assert!(checkpoint_lengths(&[40_000]).iter().all(|at| *at <= PREFIX_TOKENS));
+    }
+}
