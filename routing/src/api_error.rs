@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use crate::eligibility::Ask;
 use crate::request::{RequestError, Style};
 use crate::route::Refusal;
 
@@ -104,12 +105,12 @@ impl ApiError {
         answer
     }
 
-    /// 429 when all are at their cap, 503 when none can serve.
+    /// 400 when no context window holds the request, 429 when all are at their cap, 503 when none can serve.
     #[must_use]
-    pub fn refused(refusal: Refusal, pool: &str) -> Self {
+    pub fn refused(refusal: Refusal, pool: &str, ask: &Ask) -> Self {
         let mut answer = match refusal {
             Refusal::TooLong { window } => {
-                return Self::new(400, INVALID, Some("context_length_exceeded"), format!("{window}"));
+                return Self::context_length(window, ask.prompt_tokens, ask.requested_tokens);
             }
             Refusal::AtCap => Self::new(
                 429,
@@ -197,8 +198,8 @@ mod tests {
         for (error, kind) in [
             (ApiError::model_not_found("x"), "not_found_error"),
             (ApiError::too_large(7), "request_too_large"),
-            (ApiError::refused(Refusal::AtCap, "p"), "rate_limit_error"),
-            (ApiError::refused(Refusal::NoEndpoint, "p"), "overloaded_error"),
+            (ApiError::refused(Refusal::AtCap, "p", &Ask::default()), "rate_limit_error"),
+            (ApiError::refused(Refusal::NoEndpoint, "p", &Ask::default()), "overloaded_error"),
             (ApiError::method_not_allowed("GET", "/v1/messages"), "invalid_request_error"),
         ] {
             assert_eq!(of(&error)["type"], kind);

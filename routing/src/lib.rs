@@ -12,7 +12,7 @@
 //! - [`decision`]: the record of it.
 //! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
-//! - [`prefix`]: the checkpoints of a prompt.
+//! - [`prefix`], [`affinity`]: the checkpoints of a prompt, who holds them, and how much that is worth.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 #![cfg_attr(
     not(test),

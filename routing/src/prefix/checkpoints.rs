@@ -49,11 +49,19 @@ pub struct Trail {
     kept: Vec<(u64, Checkpoint)>,
     ordinal: u64,
     last_text: u64,
+    /// Hash up to the end of the first message that is no system prompt.
+    home: Option<u64>,
 }
 
 impl Trail {
     /// Room for the preamble's own checkpoint.
     const CAPACITY: usize = MAX_CHECKPOINTS - 1;
+
+    /// A message that is no system prompt ends here. The first one makes a conversation what it is: its later turns begin
+    /// with it, and conversations that share a system prompt do not.
+    pub fn offer_home(&mut self, hash: u64) {
+        self.home.get_or_insert(hash);
+    }
 
     /// A possible checkpoint: `hash` of everything before it, `text` bytes of canonical prompt text before it (which
     /// decides about the spacing), `bytes` as [`Checkpoint::bytes`] has it.
@@ -112,17 +120,33 @@ impl Checkpoints {
         if !self.enabled {
             return Vec::new();
         }
-        let before = mix(xxh3_64(model.as_bytes()), self.preamble.hash);
+        let before = self.before(model);
         let mut checkpoints = Vec::with_capacity(self.trail.kept.len() + 1);
         if self.preamble.text >= MIN_SPACING_BYTES {
             checkpoints.push(Checkpoint { hash: before.max(1), bytes: self.preamble.bytes });
         }
-        let seed = if self.preamble.previous == 0 { before } else { mix(before, self.preamble.previous) };
+        let seed = self.seed(before);
         checkpoints.extend(self.trail.kept.iter().map(|(_, checkpoint)| Checkpoint {
             hash: mix(seed, checkpoint.hash).max(1),
             bytes: self.preamble.bytes + checkpoint.bytes,
         }));
         checkpoints
+    }
+
+    /// What a conversation is known by in all its turns, for [`crate::prefix::holders::home`]; `None` when nothing was
+    /// hashed, or not to the end of its first message.
+    #[must_use]
+    pub fn home(&self, model: &str) -> Option<u64> {
+        let home = self.trail.home.filter(|_| self.enabled)?;
+        Some(mix(self.seed(self.before(model)), home))
+    }
+
+    fn before(&self, model: &str) -> u64 {
+        mix(xxh3_64(model.as_bytes()), self.preamble.hash)
+    }
+
+    fn seed(&self, before: u64) -> u64 {
+        if self.preamble.previous == 0 { before } else { mix(before, self.preamble.previous) }
     }
 }
 

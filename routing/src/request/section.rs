@@ -36,6 +36,8 @@ pub(super) struct Section {
     /// Text of the message so far, and where its next checkpoint comes.
     message_text: u64,
     mark: u64,
+    /// Whether the message at hand is a system prompt.
+    pub(super) is_system: bool,
     pub(super) trail: Trail,
 }
 
@@ -52,6 +54,7 @@ impl Section {
             hash: 0,
             message_text: 0,
             mark: FIRST_MARK,
+            is_system: false,
             trail: Trail::default(),
         }
     }
@@ -100,6 +103,9 @@ impl Section {
             return;
         }
         self.hash = mix(self.hash, hash);
+        if !std::mem::take(&mut self.is_system) {
+            self.trail.offer_home(self.hash);
+        }
         self.trail.offer(self.hash, self.text, self.bytes + 4 * self.token_ids);
         self.message_text = 0;
         self.mark = FIRST_MARK;

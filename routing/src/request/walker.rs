@@ -365,6 +365,9 @@ impl Walker {
             match frame {
                 Frame { object: false, .. } | Frame { name: Name::Text, .. } => frame.text = Some(hash),
                 Frame { name: Name::Label, key, .. } if *key == xxh3_64(b"type") => frame.labels += 1,
+                Frame { level: Level::Message, name: Name::Label, key, .. } if *key == xxh3_64(b"role") => {
+                    self.section.is_system = hash == xxh3_64(b"system") || hash == xxh3_64(b"developer");
+                }
                 _ => {}
             }
         }
