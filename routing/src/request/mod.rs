@@ -7,17 +7,19 @@
 //! - [`shape`]: which API a path belongs to.
 //! - `fields`: the fields of the outermost object.
 //! - `walker`, `section`: through a prompt field, its [checkpoints](crate::prefix::checkpoints).
-//! - [`encoding`]: gzip and deflate.
+//! - [`encoding`]: gzip and deflate; [`multipart`]: forms.
 
 pub mod encoding;
 mod fields;
 mod key;
+pub mod multipart;
 mod section;
 pub mod shape;
 mod walker;
 
 use encoding::{Decoder, Encoding, Parse};
 use fields::Fields;
+use multipart::{Form, FormError};
 pub use shape::{Shape, Style};
 
 use crate::json::{JsonError, Scanner};
@@ -91,6 +93,9 @@ pub enum RequestError {
         /// What it is.
         found: &'static str,
     },
+    /// The body is no form, or none with a `model`.
+    #[error("the request body is not valid multipart/form-data: {0}")]
+    Form(#[from] FormError),
     /// An encoding that is not supported.
     #[error("content-encoding {0} is not supported: expected identity, gzip or deflate")]
     Encoding(String),
@@ -114,6 +119,7 @@ impl RequestError {
         match self {
             RequestError::Json(_)
             | RequestError::NotAnObject(_)
+            | RequestError::Form(_)
             | RequestError::Encoding(_)
             | RequestError::Broken { .. }
             | RequestError::TooLarge(_) => None,
@@ -134,23 +140,35 @@ impl RequestError {
     }
 }
 
-/// A JSON body.
+/// A body in its own format.
 #[derive(Debug)]
-struct JsonBody {
-    scanner: Scanner,
-    fields: Fields,
+enum Body {
+    Json(Scanner, Fields),
+    Form(Form),
 }
 
-impl Parse for JsonBody {
+impl Parse for Body {
     fn feed(&mut self, piece: &[u8]) -> Result<(), RequestError> {
-        Ok(self.scanner.feed(piece, &mut self.fields)?)
+        match self {
+            Body::Json(scanner, fields) => Ok(scanner.feed(piece, fields)?),
+            Body::Form(form) => form.feed(piece),
+        }
     }
+}
+
+/// What the headers say about a body.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Headers<'a> {
+    /// `content-type`; only forms need it.
+    pub content_type: &'a [u8],
+    /// `content-encoding`; empty when there is none.
+    pub content_encoding: &'a [u8],
 }
 
 /// Reads one body.
 #[derive(Debug)]
 pub struct Reader {
-    body: Decoder<JsonBody>,
+    body: Decoder<Body>,
 }
 
 impl Reader {
@@ -158,14 +176,26 @@ impl Reader {
     /// of tools and system prompt); 0: there are none, and nothing is hashed.
     #[must_use]
     pub fn new(shape: Shape, prefix_bytes: u64) -> Self {
-        Self::encoded(shape, prefix_bytes, Encoding::Identity, u64::MAX)
+        Reader { body: Decoder::Identity(Body::Json(Scanner::default(), Fields::new(shape, prefix_bytes))) }
     }
 
-    /// The same for a body that is encoded, and must not have more than `limit` bytes decoded.
-    #[must_use]
-    pub fn encoded(shape: Shape, prefix_bytes: u64, encoding: Encoding, limit: u64) -> Self {
-        let json = JsonBody { scanner: Scanner::default(), fields: Fields::new(shape, prefix_bytes) };
-        Reader { body: Decoder::new(encoding, json, limit) }
+    /// The same for a body that may be encoded, and then must not have more than `limit` bytes decoded, or a form, where
+    /// the shape has one.
+    ///
+    /// # Errors
+    /// When the encoding is not supported, or the form has no boundary.
+    pub fn with_headers(
+        shape: Shape,
+        prefix_bytes: u64,
+        headers: Headers<'_>,
+        limit: u64,
+    ) -> Result<Self, RequestError> {
+        let encoding = Encoding::of_header(headers.content_encoding)?;
+        let body = match shape {
+            Shape::Transcriptions => Body::Form(Form::new(headers.content_type)?),
+            _ => Body::Json(Scanner::default(), Fields::new(shape, prefix_bytes)),
+        };
+        Ok(Reader { body: Decoder::new(encoding, body, limit) })
     }
 
     /// Reads the next piece of the body.
@@ -182,9 +212,13 @@ impl Reader {
     /// When it is not a request.
     pub fn finish(self) -> Result<Request, RequestError> {
         let plain = matches!(self.body, Decoder::Identity(_));
-        let mut json = self.body.finish()?;
-        json.scanner.finish(&mut json.fields)?;
-        let mut request = json.fields.request()?;
+        let mut request = match self.body.finish()? {
+            Body::Json(mut scanner, mut fields) => {
+                scanner.finish(&mut fields)?;
+                fields.request()?
+            }
+            Body::Form(form) => form.request()?,
+        };
         if !plain {
             request.model_span = None;
         }
