@@ -140,17 +140,29 @@ impl RequestError {
     }
 }
 
+#[derive(Debug)]
+struct Json {
+    scanner: Scanner,
+    fields: Fields,
+}
+
+impl Json {
+    fn body(shape: Shape, prefix_bytes: u64) -> Body {
+        Body::Json(Box::new(Json { scanner: Scanner::default(), fields: Fields::new(shape, prefix_bytes) }))
+    }
+}
+
 /// A body in its own format.
 #[derive(Debug)]
 enum Body {
-    Json(Scanner, Fields),
+    Json(Box<Json>),
     Form(Form),
 }
 
 impl Parse for Body {
     fn feed(&mut self, piece: &[u8]) -> Result<(), RequestError> {
         match self {
-            Body::Json(scanner, fields) => Ok(scanner.feed(piece, fields)?),
+            Body::Json(json) => Ok(json.scanner.feed(piece, &mut json.fields)?),
             Body::Form(form) => form.feed(piece),
         }
     }
@@ -176,7 +188,7 @@ impl Reader {
     /// of tools and system prompt); 0: there are none, and nothing is hashed.
     #[must_use]
     pub fn new(shape: Shape, prefix_bytes: u64) -> Self {
-        Reader { body: Decoder::Identity(Body::Json(Scanner::default(), Fields::new(shape, prefix_bytes))) }
+        Reader { body: Decoder::Identity(Json::body(shape, prefix_bytes)) }
     }
 
     /// The same for a body that may be encoded, and then must not have more than `limit` bytes decoded, or a form, where
@@ -193,7 +205,7 @@ impl Reader {
         let encoding = Encoding::of_header(headers.content_encoding)?;
         let body = match shape {
             Shape::Transcriptions => Body::Form(Form::new(headers.content_type)?),
-            _ => Body::Json(Scanner::default(), Fields::new(shape, prefix_bytes)),
+            _ => Json::body(shape, prefix_bytes),
         };
         Ok(Reader { body: Decoder::new(encoding, body, limit) })
     }
@@ -213,9 +225,9 @@ impl Reader {
     pub fn finish(self) -> Result<Request, RequestError> {
         let plain = matches!(self.body, Decoder::Identity(_));
         let mut request = match self.body.finish()? {
-            Body::Json(mut scanner, mut fields) => {
-                scanner.finish(&mut fields)?;
-                fields.request()?
+            Body::Json(mut json) => {
+                json.scanner.finish(&mut json.fields)?;
+                json.fields.request()?
             }
             Body::Form(form) => form.request()?,
         };
