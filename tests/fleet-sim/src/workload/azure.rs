@@ -5,9 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use engine_sim::model::{Nanos, nanos};
-use weighbridge_routing::prefix::index::Prefix;
 
-use super::{Call, Replay, checkpoint_lengths, mix};
+use super::{Call, Replay, checkpoints, mix};
 
 /// Reads a trace, `speed` times as fast as it was recorded, at most `limit` requests.
 ///
@@ -23,11 +22,10 @@ pub fn read(path: &Path, speed: f64, limit: usize) -> anyhow::Result<Replay> {
         let read = parse(line).with_context(|| format!("{}:{}: `{line}`", path.display(), nth + 1))?;
         let (at, prompt_tokens, output_tokens) = read;
         let hash = |tokens| mix(nth as u64, tokens);
-        let prefixes = checkpoint_lengths(&[prompt_tokens]);
         let call = Call {
             prompt_tokens: prompt_tokens.max(1),
             output_tokens: output_tokens.max(1),
-            prefixes: prefixes.into_iter().map(|tokens| Prefix { hash: hash(tokens), tokens }).collect(),
+            prefixes: checkpoints(&[prompt_tokens], hash),
             first: hash(0),
             ..Call::default()
         };

@@ -10,6 +10,8 @@ pub mod synthetic;
 use std::collections::VecDeque;
 
 use engine_sim::model::Nanos;
+use weighbridge_routing::prefix::Checkpoints;
+use weighbridge_routing::prefix::checkpoints::{Preamble, Trail};
 use weighbridge_routing::prefix::index::Prefix;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -58,37 +60,26 @@ pub fn mix(left: u64, right: u64) -> u64 {
     xxh3_64_with_seed(&right.to_le_bytes(), left)
 }
 
-/// Tokens between two checkpoints, at least (256 bytes).
-const SPACING_TOKENS: u64 = 64;
-/// As the filter thins out: the most checkpoints, the first and the last that always stay.
-const MOST: usize = 40;
-const FIRST: usize = 8;
-const LAST: usize = 24;
+/// Bytes that stand for a token.
+const TOKEN_BYTES: u64 = 4;
+/// Length of a message, as a power of two of tokens, at which the filter puts the first checkpoint inside it.
+const INSIDE: u32 = 10;
 
-/// The lengths at which the filter puts checkpoints, given where the messages end (ascending): at the boundaries, and
-/// inside a message at doubling sizes; beyond 40, the middle is thinned out.
-#[must_use]
-pub fn checkpoint_lengths(boundaries: &[u64]) -> Vec<u64> {
-    let mut kept: Vec<(u64, u64)> = Vec::new();
-    let (mut ordinal, mut last, mut start) = (0, 0, 0);
+/// The checkpoints that the filter would see in a conversation whose messages end at `boundaries` (ascending, in tokens):
+/// at the boundaries and at doubling sizes inside a message, spaced and thinned out by the filter's own code, as far as
+/// it hashes. `hash` names a beginning of so many tokens.
+pub fn checkpoints(boundaries: &[u64], hash: impl Fn(u64) -> u64) -> Vec<Prefix> {
+    let mut trail = Trail::default();
+    let mut start = 0;
     for &end in boundaries {
-        let inside = (8..).map(|power| start + (1 << power)).take_while(|at| *at < end);
+        let inside = (INSIDE..).map(|power| start + (1 << power)).take_while(|at| *at < end);
         for at in inside.chain([end]).filter(|at| *at <= PREFIX_TOKENS) {
-            if at < last + SPACING_TOKENS {
-                continue;
-            }
-            ordinal += 1;
-            last = at;
-            kept.push((ordinal, at));
-            if kept.len() > MOST {
-                let middle = FIRST..kept.len() - LAST;
-                let first_of_fewest = middle.min_by_key(|place| kept[*place].0.trailing_zeros());
-                kept.remove(first_of_fewest.unwrap_or(FIRST));
-            }
+            trail.offer(hash(at), at * TOKEN_BYTES, at * TOKEN_BYTES);
         }
         start = end;
     }
-    kept.into_iter().map(|(_, at)| at).collect()
+    let seeded = Checkpoints::new(Preamble::default(), trail).seeded("m").into_iter();
+    seeded.map(|checkpoint| Prefix { hash: checkpoint.hash, tokens: checkpoint.bytes / TOKEN_BYTES }).collect()
 }
 
 /// Requests that come at their time, whatever becomes of the others: a trace.
@@ -145,19 +136,24 @@ impl Workload for Replay {
 
 #[cfg(test)]
 mod tests {
+    use weighbridge_routing::prefix::MAX_CHECKPOINTS;
+
     use super::*;
+
+    fn lengths(boundaries: &[u64]) -> Vec<u64> {
+        checkpoints(boundaries, |tokens| tokens).iter().map(|prefix| prefix.tokens).collect()
+    }
 
     #[test]
     fn a_longer_conversation_has_the_checkpoints_of_the_shorter() {
-        assert_eq!(checkpoint_lengths(&[300, 320, 2_000]), [256, 320, 576, 832, 1_344, 2_000]);
+        assert_eq!(lengths(&[300, 320, 2_000]), [300, 1_344, 2_000]);
         let boundaries: Vec<u64> = (1..=120).map(|nth| nth * 100).collect();
         for turns in [3, 20, 40, 41, 60] {
-            let (short, long) =
-                (checkpoint_lengths(&boundaries[..turns]), checkpoint_lengths(&boundaries[..turns + 2]));
-            assert!(long.len() <= MOST && long.last() == Some(&(100 * (turns as u64 + 2))));
+            let (short, long) = (lengths(&boundaries[..turns]), lengths(&boundaries[..turns + 2]));
+            assert!(long.len() <= MAX_CHECKPOINTS && long.last() == Some(&(100 * (turns as u64 + 2))));
             let shared = short.iter().rev().find(|at| long.contains(at));
             assert_eq!(shared, short.last(), "the next turn matches at the end of this one");
         }
-        assert!(checkpoint_lengths(&[40_000]).iter().all(|at| *at <= PREFIX_TOKENS));
+        assert!(lengths(&[40_000]).iter().all(|at| *at <= PREFIX_TOKENS));
     }
 }

@@ -7,10 +7,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use engine_sim::model::{Nanos, nanos};
-use weighbridge_routing::prefix::index::Prefix;
 use weighbridge_routing::rng::SplitMix64;
 
-use super::{BLOCK_TOKENS, Call, Workload, checkpoint_lengths, mix};
+use super::{BLOCK_TOKENS, Call, Workload, checkpoints, mix};
 
 /// When requests come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -202,8 +201,7 @@ impl Synthetic {
         let blocks = |from: u64, to: u64| {
             (from / BLOCK_TOKENS..to / BLOCK_TOKENS).map(|nth| self.hash(seed, (nth + 1) * BLOCK_TOKENS)).collect()
         };
-        let lengths = checkpoint_lengths(&conversation.boundaries);
-        let prefixes = lengths.into_iter().map(|tokens| Prefix { hash: self.hash(seed, tokens), tokens });
+        let prefixes = checkpoints(&conversation.boundaries, |tokens| self.hash(seed, tokens));
         let system = if self.system_seen { self.settings.system } else { 0 };
         Call {
             conversation: id,
@@ -211,7 +209,7 @@ impl Synthetic {
             output_tokens,
             blocks: blocks(0, tokens),
             output_blocks: blocks(tokens, tokens + output_tokens),
-            prefixes: prefixes.collect(),
+            prefixes,
             first: self.hash(seed, tokens.min(64)),
             known_tokens: conversation.known.max(system),
         }
