@@ -102,6 +102,11 @@ impl Running {
 pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
     let token = config.token_file.as_deref().map(api::Token::read).transpose()?;
     let (store, alarm) = Store::open(&config.store)?;
+    match store.prune(service::now_ms()).await {
+        Ok(0) => {}
+        Ok(count) => tracing::info!(count, "old results removed from the store"),
+        Err(error) => tracing::warn!(%error, "old results stay in the store"),
+    }
     let memory = store.memory()?;
     let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
     let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });

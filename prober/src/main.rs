@@ -1,6 +1,7 @@
 //! The `weighbridge-prober` program.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
@@ -25,13 +26,30 @@ fn read(path: &PathBuf) -> anyhow::Result<Config> {
     Config::parse(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
 }
 
+/// Says everything that is wrong with a file, a line each.
+fn check(path: &PathBuf) -> anyhow::Result<ExitCode> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let report = Config::check(&text);
+    for warning in &report.warnings {
+        eprintln!("warning: {warning}");
+    }
+    for error in &report.errors {
+        eprintln!("{error}");
+    }
+    if report.errors.is_empty() {
+        println!("{} is valid", path.display());
+        Ok(ExitCode::SUCCESS)
+    } else {
+        eprintln!("{} is not a valid configuration: {} errors", path.display(), report.errors.len());
+        Ok(ExitCode::FAILURE)
+    }
+}
+
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> anyhow::Result<ExitCode> {
     let options = Options::parse();
     if let Some(path) = &options.check {
-        read(path)?;
-        println!("{} is valid", path.display());
-        return Ok(());
+        return check(path);
     }
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
@@ -48,5 +66,6 @@ async fn main() -> anyhow::Result<()> {
         tracing::info!("stopping");
         shutdown.cancel();
     });
-    running.stopped().await
+    running.stopped().await?;
+    Ok(ExitCode::SUCCESS)
 }

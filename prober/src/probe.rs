@@ -8,6 +8,13 @@
 //! the engine ran more than our own requests measured somebody else too, and is thrown away. Whoever calls makes sure that
 //! the engine is idle; between the bursts it is waited for, since some engines' gauges trail (SGLang's by up to 30 s when
 //! nothing comes).
+//!
+//! Then one request with a long prompt ([`prompt`]) and one output token tells how fast the engine reads: prefill speed
+//! = prompt tokens, as `usage` reports them, / wall time. That includes one decode step and the HTTP round trip, some
+//! percent of the second or so that 8,192 tokens take. The prompt is at most half of the context window. An engine that
+//! refuses it, or does not answer in time, has its throughput all the same, and an unknown prefill speed.
+
+mod prompt;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,7 +26,7 @@ use crate::engine::{Client, EngineError};
 
 /// How often the engine's running count is read during a burst.
 const WATCH: Duration = Duration::from_millis(100);
-/// How long the engine's gauges may take to see the end of the first burst.
+/// How long the engine's gauges may take to see the end of a burst.
 const SETTLE: Duration = Duration::from_secs(35);
 /// The longest that one reading may take.
 const SCRAPE: Duration = Duration::from_secs(2);
@@ -31,23 +38,36 @@ pub enum ProbeError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// It took longer than `probe.timeout`.
-    #[error("the burst took longer than {}", humantime::format_duration(*.0))]
+    #[error("it took longer than {}", humantime::format_duration(*.0))]
     Timeout(Duration),
     /// Somebody else was there.
     #[error("the engine ran {0} requests, more than our own")]
     Disturbed(u64),
     /// No tokens.
-    #[error("the engine generated no tokens")]
+    #[error("the engine counted no tokens")]
     Nothing,
 }
 
-/// Both bursts' throughput in tokens per second.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a probe has found, in tokens per second.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Bursts {
-    /// The first, which only warms up.
+    /// The first burst, which only warms up.
     pub warmup_tps: f64,
     /// The second, which counts.
     pub throughput_tps: f64,
+    /// Prefill speed, or why it is unknown; `None` when it was not to be measured.
+    pub prefill_tps: Option<Result<f64, String>>,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Target<'a> {
+    /// Where.
+    pub engine: SocketAddr,
+    /// What the engine calls its model.
+    pub model: &'a str,
+    /// Its context window in tokens, where known.
+    pub window: Option<u32>,
 }
 
 /// Whether it matters what else the engine runs.
@@ -65,36 +85,82 @@ pub enum Company {
 /// When there is no clean result.
 pub async fn measure(
     client: &Client,
-    engine: SocketAddr,
-    model: &str,
+    target: Target<'_>,
     settings: &Probe,
     company: Company,
     round: u64,
 ) -> Result<Bursts, ProbeError> {
-    let burst = |nth| burst(client, engine, model, settings, company, (round, nth));
+    let burst = |nth| burst(client, target, settings, company, (round, nth));
     let warmup_tps = burst(1).await?;
     if company == Company::Refused {
-        settle(client, engine).await?;
+        settle(client, target.engine).await?;
     }
     let throughput_tps = burst(2).await?;
-    Ok(Bursts { warmup_tps, throughput_tps })
+    let tokens = prefill_tokens(settings, target.window);
+    if tokens == 0 {
+        return Ok(Bursts { warmup_tps, throughput_tps, prefill_tps: None });
+    }
+    if company == Company::Refused {
+        settle(client, target.engine).await?;
+    }
+    let prefill_tps =
+        match prefill(client, target, settings, company, &prompt::long(tokens, round, target.engine)).await {
+            // Somebody came while it was measured: that is true of the whole probe.
+            Err(disturbed @ ProbeError::Disturbed(_)) => return Err(disturbed),
+            result => result.map_err(|error| error.to_string()),
+        };
+    Ok(Bursts { warmup_tps, throughput_tps, prefill_tps: Some(prefill_tps) })
+}
+
+/// How long the long prompt is to be, in tokens: never more than half of the window.
+fn prefill_tokens(settings: &Probe, window: Option<u32>) -> u32 {
+    window.map_or(settings.prefill_tokens, |window| settings.prefill_tokens.min(window / 2))
 }
 
 async fn burst(
     client: &Client,
-    engine: SocketAddr,
-    model: &str,
+    target: Target<'_>,
     settings: &Probe,
     company: Company,
     (round, nth): (u64, u32),
 ) -> Result<f64, ProbeError> {
     let requests = (0..settings.concurrency).map(|request| {
         let prompt = format!("{round:x}-{nth}-{request}: count upwards from {request}.");
-        async move { client.generate(engine, model, &prompt, settings.tokens).await }
+        async move { client.generate(target.engine, target.model, &prompt, settings.tokens).await }
     });
+    let all = async {
+        let usages = try_join_all(requests).await?;
+        Ok(usages.iter().map(|usage| usage.completion_tokens).sum())
+    };
+    timed(all, client, target.engine, settings, company).await
+}
+
+async fn prefill(
+    client: &Client,
+    target: Target<'_>,
+    settings: &Probe,
+    company: Company,
+    prompt: &str,
+) -> Result<f64, ProbeError> {
+    let one = async {
+        let usage = client.generate(target.engine, target.model, prompt, 1).await?;
+        usage.prompt_tokens.ok_or_else(|| EngineError::Http("no usage.prompt_tokens in the answer".into()))
+    };
+    let settings = Probe { concurrency: 1, ..*settings };
+    timed(one, client, target.engine, &settings, company).await
+}
+
+/// Tokens per second of what `work` counts, which sends `settings.concurrency` requests.
+async fn timed(
+    work: impl Future<Output = Result<u64, EngineError>>,
+    client: &Client,
+    engine: SocketAddr,
+    settings: &Probe,
+    company: Company,
+) -> Result<f64, ProbeError> {
     let start = Instant::now();
     let tokens = tokio::select! {
-        done = try_join_all(requests) => done?.iter().sum::<u64>(),
+        done = work => done?,
         disturbed = watch(client, engine, settings.concurrency.into()), if company == Company::Refused => {
             return Err(disturbed);
         }
@@ -107,7 +173,7 @@ async fn burst(
     Ok(tokens as f64 / elapsed)
 }
 
-/// Waits until the engine's gauges have seen the end of the first burst.
+/// Waits until the engine's gauges have seen the end of a burst.
 async fn settle(client: &Client, engine: SocketAddr) -> Result<(), ProbeError> {
     let deadline = Instant::now() + SETTLE;
     loop {
@@ -134,4 +200,18 @@ async fn undisturbed(client: &Client, engine: SocketAddr, own: u64) -> Result<()
     let Ok(signals) = client.metrics(engine, SCRAPE).await else { return Ok(()) };
     let running = signals.running.unwrap_or(0) + signals.waiting.unwrap_or(0);
     if running > own { Err(ProbeError::Disturbed(running)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_long_prompt_fits_into_half_the_window() {
+        let settings = crate::config::Config::parse("pools: [{name: p, models: [m]}]").unwrap().probe;
+        assert_eq!(prefill_tokens(&settings, None), 8192);
+        assert_eq!(prefill_tokens(&settings, Some(65_536)), 8192);
+        assert_eq!(prefill_tokens(&settings, Some(4_096)), 2_048);
+        assert_eq!(prefill_tokens(&Probe { prefill_tokens: 0, ..settings }, Some(4_096)), 0);
+    }
 }

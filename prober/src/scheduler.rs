@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::envoy_admin;
-use crate::probe::{self, Bursts, Company, ProbeError};
-use crate::registry::{ProbeKind, ProbeRecord, Subject};
+use crate::probe::{self, Bursts, Company, ProbeError, Target};
+use crate::registry::{Outcome, ProbeKind, ProbeRecord, Subject};
 use crate::service::{Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -131,7 +131,10 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         tracing::info!(endpoint = id, ?kind, "burst");
         match measure(service, job, &model).await {
             // Somebody came in between; it goes back into service, and is tried again when it is idle.
-            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => return back_off(service, id),
+            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => {
+                service.note(|registry| registry.count(pool.to_owned(), *kind, Outcome::Disturbed));
+                return back_off(service, id);
+            }
             result => result.map_err(|error| error.to_string()),
         }
     } else if *kind == ProbeKind::Registration {
@@ -139,17 +142,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     } else {
         return back_off(service, id);
     };
-    let record = ProbeRecord {
-        at_ms: now_ms(),
-        kind: *kind,
-        warmup_tps: result.as_ref().ok().map(|bursts| bursts.warmup_tps),
-        throughput_tps: result.as_ref().ok().map(|bursts| bursts.throughput_tps),
-        reused: false,
-        error: result.err(),
-    };
+    let record = record(*kind, result);
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
-            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps = record.warmup_tps, "measured");
+            let ProbeRecord { warmup_tps, prefill_tps, prefill_error, .. } = &record;
+            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps, prefill_tps, prefill_error, "measured");
         }
         (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
     }
@@ -165,6 +162,28 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     for demand in demands {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());
+    }
+}
+
+/// What goes into the history.
+fn record(kind: ProbeKind, result: Result<Bursts, String>) -> ProbeRecord {
+    let empty = ProbeRecord::empty(kind, now_ms());
+    match result {
+        Ok(Bursts { warmup_tps, throughput_tps, prefill_tps }) => {
+            let (prefill_tps, prefill_error) = match prefill_tps {
+                None => (None, None),
+                Some(Ok(tps)) => (Some(tps), None),
+                Some(Err(why)) => (None, Some(why)),
+            };
+            ProbeRecord {
+                warmup_tps: Some(warmup_tps),
+                throughput_tps: Some(throughput_tps),
+                prefill_tps,
+                prefill_error,
+                ..empty
+            }
+        }
+        Err(error) => ProbeRecord { error: Some(error), ..empty },
     }
 }
 
@@ -195,10 +214,12 @@ impl Drop for Unmark<'_> {
 
 async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, ProbeError> {
     let settings = &service.config.probe;
+    let window = service.read(|registry| registry.get(&job.id).ok().and_then(|endpoint| endpoint.context_window()));
+    let target = Target { engine: job.subject.address, model, window };
     let company = if job.force { Company::Accepted } else { Company::Refused };
     let mut tries = 1;
     loop {
-        match probe::measure(&service.engines, job.subject.address, model, settings, company, now_ms()).await {
+        match probe::measure(&service.engines, target, settings, company, now_ms()).await {
             Err(ProbeError::Disturbed(running)) if tries < TRIES && job.kind == ProbeKind::Registration => {
                 tracing::info!(endpoint = job.id, running, "disturbed; again");
                 tries += 1;
@@ -228,7 +249,7 @@ async fn idle(service: &Service, address: SocketAddr) -> bool {
     let running = match service.engines.metrics(address, Duration::from_secs(2)).await {
         Ok(signals) => signals.running.unwrap_or(0) + signals.waiting.unwrap_or(0),
         Err(crate::engine::EngineError::Status { .. }) => 0,
-        Err(crate::engine::EngineError::Http(_)) => return false,
+        Err(_) => return false,
     };
     running == 0 && envoy_admin::active_everywhere(&service.http, &service.config.envoy_admin, address).await == 0
 }

@@ -11,7 +11,10 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::registry::Memory;
+use crate::registry::{Measurement, Memory};
+
+/// Results that are older than this are pruned.
+const OLD_MS: u64 = 30 * 24 * 3_600 * 1_000;
 
 /// The tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub enum Table {
     Results,
     /// Registrations by endpoint.
     Registrations,
+    /// Epochs by endpoint.
+    Epochs,
 }
 
 impl Table {
@@ -36,6 +41,7 @@ impl Table {
             Table::Last => "last",
             Table::Results => "results",
             Table::Registrations => "registrations",
+            Table::Epochs => "epochs",
         })
     }
 }
@@ -94,7 +100,8 @@ impl Store {
         };
         let store = Store { database: Arc::new(database) };
         let write = store.database.begin_write().map_err(redb::Error::from)?;
-        for table in [Table::Pins, Table::Drains, Table::Last, Table::Results, Table::Registrations] {
+        let tables = [Table::Pins, Table::Drains, Table::Last, Table::Results, Table::Registrations, Table::Epochs];
+        for table in tables {
             write.open_table(table.definition()).map_err(redb::Error::from)?;
         }
         write.commit().map_err(redb::Error::from)?;
@@ -131,7 +138,24 @@ impl Store {
             drains: self.all(Table::Drains)?,
             last: self.all(Table::Last)?,
             results: self.all(Table::Results)?,
+            epochs: self.all(Table::Epochs)?,
         })
+    }
+
+    /// Removes results that nobody has needed for 30 days: what is kept is used for hours, and every new set of launch
+    /// arguments leaves one behind. What an endpoint was last measured with stays.
+    ///
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub async fn prune(&self, now_ms: u64) -> Result<usize, StoreError> {
+        let results: HashMap<String, Measurement> = self.all(Table::Results)?;
+        let old = results.iter().filter(|(_, result)| now_ms.saturating_sub(result.measured_at_ms) > OLD_MS);
+        let changes: Vec<Change> = old.map(|(key, _)| Change::remove(Table::Results, key)).collect();
+        let count = changes.len();
+        if count > 0 {
+            self.write(changes).await?;
+        }
+        Ok(count)
     }
 
     /// Writes (or, with `None`, removes) values, all or none, and returns when they are on disk.
@@ -205,6 +229,23 @@ mod tests {
         assert_eq!(memory.results["a"].throughput_tps, 1.5);
         assert_eq!(memory.results.len(), 1);
         assert!(store.all::<u8>(Table::Registrations).unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn old_results_are_pruned_and_results_without_a_prefill_speed_still_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(&dir.path().join("s.redb")).unwrap();
+        let result = |at_ms: u64| serde_json::json!({"throughput_tps": 1.5, "measured_at_ms": at_ms});
+        let changes = vec![
+            Change::put(Table::Results, "old", &result(0)).unwrap(),
+            Change::put(Table::Results, "young", &result(1)).unwrap(),
+            Change::put(Table::Last, "e", &serde_json::json!({"key": "old", "measurement": result(0)})).unwrap(),
+        ];
+        store.write(changes).await.unwrap();
+        assert_eq!(store.prune(OLD_MS + 1).await.unwrap(), 1);
+        let memory = store.memory().unwrap();
+        assert_eq!(memory.results.keys().collect::<Vec<_>>(), ["young"]);
+        assert_eq!((memory.results["young"].prefill_tps, memory.last.len()), (None, 1));
     }
 
     #[test]

@@ -10,8 +10,10 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{EngineError, Signals};
+use crate::engine::{Brand, EngineError};
+use crate::registry::{CheckFailure, Identity, Seen};
 use crate::service::{Service, now_ms};
+use crate::store::{Change, Table};
 
 /// The longest that a scrape may take.
 const SCRAPE: Duration = Duration::from_secs(1);
@@ -35,30 +37,42 @@ async fn health(service: &Service, id: &str, address: SocketAddr) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let result = service.engines.health(address, settings.timeout).await.map_err(|error| error.to_string());
+        let result = service.engines.health(address, settings.timeout).await.map_err(CheckFailure::from);
         if !is_there(service, id, address) {
             return;
         }
-        let why = result.as_ref().err().cloned();
-        let (first, changed) = service.note(|registry| {
+        let why = result.as_ref().err().map(|failure| failure.message.clone());
+        let (first, seen) = service.note(|registry| {
             let first = registry.get(id).is_ok_and(|endpoint| !endpoint.health.checked);
-            (first, registry.checked(id, result, settings))
+            (first, registry.checked(id, result, settings, now_ms()))
         });
-        if changed {
-            service.change(|registry| {
-                if let Ok(endpoint) = registry.get_mut(id) {
-                    if endpoint.health.healthy {
-                        tracing::info!(endpoint = id, "healthy");
-                        // It may have been started anew with other arguments.
-                        endpoint.fingerprint = None;
-                    } else {
-                        tracing::warn!(endpoint = id, why, "unhealthy");
-                    }
-                }
-            });
-        } else if first {
+        if seen.verdict {
+            match &why {
+                None => tracing::info!(endpoint = id, "healthy"),
+                Some(why) => tracing::warn!(endpoint = id, why, "unhealthy"),
+            }
+        }
+        take_in(service, id, seen).await;
+        if first && !seen.publish {
             service.wake.notify_waiters();
         }
+    }
+}
+
+/// Publishes what depends on what was seen, and stores what must survive.
+async fn take_in(service: &Service, id: &str, seen: Seen) {
+    if seen.publish {
+        service.change(|_| ());
+    }
+    if !seen.restarted {
+        return;
+    }
+    let epoch = service.read(|registry| registry.get(id).map(|endpoint| endpoint.epoch));
+    if let Ok(change) = epoch.map(|epoch| Change::put(Table::Epochs, id, &epoch))
+        && let Ok(change) = change
+    {
+        // A failure is an alarm already; the epoch is in force.
+        let _ = service.remember(vec![change]).await;
     }
 }
 
@@ -71,45 +85,44 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
         if !is_there(service, id, address) {
             return;
         }
-        let unknown = service.note(|registry| {
-            let endpoint = registry.get_mut(id).ok()?;
-            let before = std::mem::take(&mut endpoint.signals);
-            endpoint.signals = newer(before.clone(), result);
-            let restarted = before.started_s.is_some() && endpoint.signals.started_s != before.started_s;
-            if restarted {
-                endpoint.fingerprint = None;
-            }
-            endpoint.fingerprint.is_none().then(|| (endpoint.pool.clone(), endpoint.signals.cache_config.clone()))
-        });
-        if let Some((pool, cache_config)) = unknown {
-            identify(service, id, address, &pool, &cache_config).await;
+        let seen = service.note(|registry| registry.scraped(id, result, now_ms()));
+        take_in(service, id, seen).await;
+        if seen.unidentified {
+            identify(service, id, address).await;
         }
-    }
-}
-
-/// The old figures stay when there are no new ones: stale is not full.
-fn newer(before: Signals, result: Result<Signals, EngineError>) -> Signals {
-    match result {
-        Ok(signals) => Signals { at_ms: Some(now_ms()), ..signals },
-        Err(error @ EngineError::Status { .. }) => {
-            Signals { error: Some(error.to_string()), brand: None, running: None, waiting: None, ..before }
-        }
-        Err(error) => Signals { error: Some(error.to_string()), ..before },
     }
 }
 
 /// Asks the engine what it is. An engine without a list of models is what its metrics say.
-async fn identify(service: &Service, id: &str, address: SocketAddr, pool: &str, cache_config: &str) {
-    let model = service.read(|registry| registry.served_model(pool).to_owned());
-    let window = match service.engines.window(address, &model, SCRAPE).await {
+async fn identify(service: &Service, id: &str, address: SocketAddr) {
+    let asked = service.read(|registry| {
+        let endpoint = registry.get(id).ok()?;
+        let model = registry.served_model(&endpoint.pool).to_owned();
+        Some((model, endpoint.signals.brand, endpoint.signals.cache_config.clone()))
+    });
+    let Some((model, brand, cache_config)) = asked else { return };
+    let mut window = match service.engines.window(address, &model, SCRAPE).await {
         Ok(window) => window,
         Err(EngineError::Status { .. }) => None,
         // No answer: ask again at the next tick.
-        Err(EngineError::Http(_)) => return,
+        Err(_) => return,
     };
-    let told = window.map_or_else(String::new, |window| format!("max_model_len={window},"));
+    let mut told = window.map_or_else(String::new, |window| format!("max_model_len={window},"));
+    let mut kv_tokens = None;
+    // llama.cpp has metrics only when it is told to, so an engine of no known brand may be one.
+    if window.is_none() && matches!(brand, Some(Brand::Llamacpp) | None) {
+        match service.engines.props(address, SCRAPE).await {
+            Ok(props) => {
+                (window, kv_tokens) = (props.window, props.kv_tokens());
+                if let Some((window, slots)) = props.window.zip(props.slots) {
+                    told = format!("n_ctx={window},total_slots={slots},");
+                }
+            }
+            Err(EngineError::Status { .. }) => {}
+            Err(_) => return,
+        }
+    }
+    let identity = Identity { fingerprint: format!("{told}{cache_config}"), window, kv_tokens };
     let keep_ms = service.config.probe.keep.as_millis() as u64;
-    service.change(|registry| {
-        registry.identified(id, format!("{told}{cache_config}"), window, keep_ms, now_ms());
-    });
+    service.change(|registry| registry.identified(id, identity, keep_ms, now_ms()));
 }

@@ -24,6 +24,8 @@ pub(super) struct EndpointView {
     weight_source: &'static str,
     /// Tokens per second of the warmed burst.
     throughput_tps: Option<f64>,
+    /// Prompt tokens per second of a long prompt; nothing when the engine refused it, or it was not measured.
+    prefill_tps: Option<f64>,
     /// RFC 3339
     measured_at: Option<String>,
     pin: Option<PinView>,
@@ -31,6 +33,10 @@ pub(super) struct EndpointView {
     max_in_flight: u32,
     /// Tokens
     context_window: Option<u32>,
+    /// Tokens that the KV cache holds, where the engine tells.
+    kv_tokens: Option<u64>,
+    /// Another number means that the engine has restarted; 0 until that is known.
+    epoch: u64,
     health: HealthView,
     signals: SignalsView,
     alarm: Option<String>,
@@ -81,6 +87,11 @@ pub(super) struct ProbeView {
     warmup_tps: Option<f64>,
     /// Tokens per second of the second burst, which does.
     throughput_tps: Option<f64>,
+    /// Prompt tokens per second of the long prompt.
+    prefill_tps: Option<f64>,
+    /// Why that is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_error: Option<String>,
     /// A kept result spared the bursts.
     reused: bool,
     error: Option<String>,
@@ -102,6 +113,8 @@ impl From<&ProbeRecord> for ProbeView {
             kind: word(&record.kind),
             warmup_tps: record.warmup_tps,
             throughput_tps: record.throughput_tps,
+            prefill_tps: record.prefill_tps,
+            prefill_error: record.prefill_error.clone(),
             reused: record.reused,
             error: record.error.clone(),
         }
@@ -137,6 +150,7 @@ impl EndpointView {
                 WeightSource::Default => "default",
             },
             throughput_tps: endpoint.kept.as_ref().map(|kept| kept.measurement.throughput_tps),
+            prefill_tps: endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps),
             measured_at: endpoint.kept.as_ref().map(|kept| time(kept.measurement.measured_at_ms)),
             pin: endpoint.pin.as_ref().map(|pin| PinView {
                 weight: pin.weight.get(),
@@ -149,6 +163,8 @@ impl EndpointView {
                 .map(|drain| DrainView { reason: drain.reason.clone(), since: time(drain.at_ms) }),
             max_in_flight: cap(base_cap, verdict.weight),
             context_window: endpoint.context_window(),
+            kv_tokens: endpoint.kv_tokens,
+            epoch: endpoint.epoch.value,
             health: HealthView {
                 healthy: endpoint.health.healthy,
                 checked: endpoint.health.checked,

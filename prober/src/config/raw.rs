@@ -1,4 +1,4 @@
-//! The configuration file as it is written.
+//! The configuration file as it is written, once [`super::shape`] has made sure that it can be read.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -60,11 +60,17 @@ pub(super) struct Filter {
     pub(super) wasm: PathBuf,
     pub(super) max_body: String,
     pub(super) client_headers: Vec<String>,
+    pub(super) prefix_bytes: String,
 }
 
 impl Default for Filter {
     fn default() -> Self {
-        Filter { wasm: "dist/weighbridge.wasm".into(), max_body: "16MiB".into(), client_headers: Vec::new() }
+        Filter {
+            wasm: "dist/weighbridge.wasm".into(),
+            max_body: "16MiB".into(),
+            client_headers: Vec::new(),
+            prefix_bytes: "64KiB".into(),
+        }
     }
 }
 
@@ -86,6 +92,7 @@ impl Default for Store {
 pub(super) struct Probe {
     pub(super) concurrency: u32,
     pub(super) tokens: u32,
+    pub(super) prefill_tokens: u32,
     pub(super) interval: String,
     pub(super) keep: String,
     pub(super) timeout: String,
@@ -97,6 +104,7 @@ impl Default for Probe {
         Probe {
             concurrency: 16,
             tokens: 128,
+            prefill_tokens: 8192,
             interval: "6h".into(),
             keep: "6h".into(),
             timeout: "120s".into(),
@@ -139,11 +147,29 @@ pub(super) struct Pool {
     pub(super) models: Vec<String>,
     pub(super) served_model: Option<String>,
     #[serde(default)]
-    pub(super) policy: wire::Policy,
+    pub(super) adapters: Vec<String>,
+    #[serde(default)]
+    pub(super) policy: Policy,
+    #[serde(default)]
+    pub(super) affinity: wire::Affinity,
     #[serde(default)]
     pub(super) admission: Admission,
     #[serde(default)]
     pub(super) endpoints: Vec<Endpoint>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Policy {
+    pub(super) name: String,
+    pub(super) choices: wire::Choices,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        let wire::Policy { name, choices } = wire::Policy::default();
+        Policy { name, choices }
+    }
 }
 
 /// The queue's settings are accepted and have no effect until there is a queue.

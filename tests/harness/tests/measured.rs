@@ -23,7 +23,7 @@ async fn cold(name: &str, profile: Profile, time_scale: f64) -> EngineHandle {
 
 /// The burst of the published case.
 fn full_burst() -> Value {
-    json!({"concurrency": 16, "tokens": 128})
+    json!({"concurrency": 16, "tokens": 128, "prefill_tokens": 0})
 }
 
 // The sixteen-request experiment, with weights that nobody has set.
@@ -31,7 +31,8 @@ fn full_burst() -> Value {
 async fn sixteen_requests_split_by_measured_weights() {
     let (fast, pair) = (cold("fast", Profile::fast(), 1.0).await, cold("pair", Profile::pair(), 1.0).await);
     let mut site = Site::new(&[&fast, &pair]);
-    site.config["probe"] = full_burst();
+    // The defaults: bursts of 16 x 128 tokens, then the long prompt.
+    site.config["probe"] = json!({});
     let prober = site.prober().await;
     let envoy = site.envoy(&prober, 3).await;
     let mut readings = 0;
@@ -55,13 +56,28 @@ async fn sixteen_requests_split_by_measured_weights() {
         println!("{}: weight {weight}, first burst {warmup:.0} tok/s, second {counted:.0}", engine.name());
         assert_eq!(endpoint["weight_source"], "measured");
         assert!(warmup < 0.6 * counted, "{endpoint}");
-        assert_eq!((engine.state().requests_total, engine.state().running_max), (32, 16));
+        assert_eq!((engine.state().requests_total, engine.state().running_max), (33, 16));
         weights.push(weight);
+        let (prefill, speed) = (number(&endpoint["prefill_tps"]), number(&probe["prefill_tps"]));
+        let long = engine.records().into_iter().max_by_key(|record| record.prompt_tokens).unwrap();
+        println!("{}: prefill {prefill:.0} tok/s of {} tokens", engine.name(), long.prompt_tokens);
+        assert!(prefill == speed && probe["prefill_error"].is_null(), "{endpoint}");
+        assert!((8_000..9_000).contains(&long.prompt_tokens) && long.output_tokens == 1, "{long:?}");
+        // It cannot be read faster than the engine reads; how much slower, the machine's load has a say in.
+        let most = long.prompt_tokens as f64 / (long.e2e_ms / 1_000.0);
+        assert!(prefill > 0.5 * most && prefill <= 1.001 * most, "{prefill} {most}");
+    }
+    let snapshot = prober.get("/v1/snapshot").await.unwrap();
+    let (pool, endpoints) = (&snapshot["pools"][0], snapshot["pools"][0]["endpoints"].as_array().unwrap());
+    assert!(number(&pool["median_tps"]) > 0.0 && endpoints.len() == 2, "{pool}");
+    for endpoint in endpoints {
+        assert!(number(&endpoint["prefill_tps"]) > 0.0, "{endpoint}");
+        assert!(number(&endpoint["kv_tokens"]) > 0.0 && number(&endpoint["epoch"]) > 1e9, "{endpoint}");
     }
     assert!((weights[0] - 1.34).abs() <= 0.05 && (weights[1] - 0.66).abs() <= 0.05, "{weights:?}");
     let stats = envoy.stats().await.unwrap();
     assert_eq!(stats.get("cluster.m.upstream_rq_total"), 0);
-    println!("64 requests of the bursts: none seen by Envoy, in-flight zero in each of {readings} readings");
+    println!("66 requests of the probes: none seen by Envoy, in-flight zero in each of {readings} readings");
 
     let report = load::burst_at_once(envoy.gateway(), 16, Call::chat("m", "tell me a story", 64)).await;
     assert_eq!(report.ok(), 16, "{report:?}");

@@ -51,7 +51,7 @@ impl Site {
             "xds": {"listen": "127.0.0.1:0"},
             "filter": {"wasm": artifacts::wasm().unwrap(), "client_headers": ["explain"]},
             "store": {"path": "prober.redb"},
-            "probe": {"concurrency": 4, "tokens": 16},
+            "probe": {"concurrency": 4, "tokens": 16, "prefill_tokens": 0},
             "health": {"interval": "100ms"},
             "signals": {"interval": "100ms"},
             "envoy_admin": [format!("http://{admin}")],

@@ -1,8 +1,4 @@
-//! What an engine says of itself: health, context window, and the few metrics that matter, under the names of several
-//! brands.
-
-use std::net::SocketAddr;
-use std::time::Duration;
+//! The metrics of an engine, in the Prometheus text format.
 
 use serde::Serialize;
 
@@ -29,6 +25,8 @@ pub struct Signals {
     pub waiting: Option<u64>,
     /// Filled share of its KV cache, 0 to 1.
     pub kv_usage: Option<f64>,
+    /// Tokens that its KV cache holds.
+    pub kv_tokens: Option<u64>,
     /// When they were read, Unix ms.
     pub at_ms: Option<u64>,
     /// Why the last scrape gave nothing.
@@ -39,128 +37,6 @@ pub struct Signals {
     /// The labels of `vllm:cache_config_info` that launch arguments set.
     #[serde(skip)]
     pub cache_config: String,
-}
-
-/// Why an engine did not answer as it should.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// No answer, or a broken one.
-    #[error("{0}")]
-    Http(String),
-    /// An answer with another status.
-    #[error("{path} answered {status}")]
-    Status {
-        /// Which path.
-        path: &'static str,
-        /// The status.
-        status: u16,
-    },
-}
-
-impl From<reqwest::Error> for EngineError {
-    fn from(error: reqwest::Error) -> Self {
-        // The chain has the reason ("connection refused"), the head only says that sending failed.
-        let mut text = error.to_string();
-        let mut source = std::error::Error::source(&error);
-        while let Some(cause) = source {
-            text = cause.to_string();
-            source = cause.source();
-        }
-        EngineError::Http(text)
-    }
-}
-
-/// A client for engines. It speaks to them directly, never through the gateway.
-#[derive(Debug, Clone)]
-pub struct Client {
-    http: reqwest::Client,
-}
-
-/// The largest answer that is read, in bytes.
-const MAX_ANSWER: usize = 4 << 20;
-
-impl Client {
-    /// A client.
-    ///
-    /// # Errors
-    /// When the system does not let it.
-    pub fn new() -> Result<Self, reqwest::Error> {
-        let http = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?;
-        Ok(Client { http })
-    }
-
-    /// `GET /health` must answer 2xx.
-    ///
-    /// # Errors
-    /// When it does not, within `timeout`.
-    pub async fn health(&self, engine: SocketAddr, timeout: Duration) -> Result<(), EngineError> {
-        self.get(engine, "/health", timeout).await.map(|_| ())
-    }
-
-    /// The metrics.
-    ///
-    /// # Errors
-    /// When there are none.
-    pub async fn metrics(&self, engine: SocketAddr, timeout: Duration) -> Result<Signals, EngineError> {
-        Ok(parse(&self.get(engine, "/metrics", timeout).await?))
-    }
-
-    /// The context window of a model, where `/v1/models` tells it.
-    ///
-    /// # Errors
-    /// When there is no such list.
-    pub async fn window(&self, engine: SocketAddr, model: &str, timeout: Duration) -> Result<Option<u32>, EngineError> {
-        let text = self.get(engine, "/v1/models", timeout).await?;
-        // An answer that is no list tells nothing, which is not the same as no answer.
-        let Ok(list) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(None) };
-        let mut entries = list.get("data").and_then(|data| data.as_array()).into_iter().flatten();
-        let entry = entries.find(|entry| entry.get("id").is_some_and(|id| id == model));
-        let length = entry.and_then(|entry| entry.get("max_model_len")?.as_u64());
-        Ok(length.and_then(|length| u32::try_from(length).ok()))
-    }
-
-    /// One chat completion of exactly `tokens` tokens; the completion tokens that its `usage` reports.
-    ///
-    /// # Errors
-    /// When there is no such answer.
-    pub async fn generate(
-        &self,
-        engine: SocketAddr,
-        model: &str,
-        prompt: &str,
-        tokens: u32,
-    ) -> Result<u64, EngineError> {
-        let body = serde_json::json!({
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": false,
-        });
-        let path = "/v1/chat/completions";
-        let response = self.http.post(format!("http://{engine}{path}")).json(&body).send().await?;
-        if !response.status().is_success() {
-            return Err(EngineError::Status { path, status: response.status().as_u16() });
-        }
-        let answer: serde_json::Value = response.json().await?;
-        answer
-            .pointer("/usage/completion_tokens")
-            .and_then(serde_json::Value::as_u64)
-            .ok_or_else(|| EngineError::Http(format!("{path}: no usage.completion_tokens in the answer")))
-    }
-
-    async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {
-        let mut response = self.http.get(format!("http://{engine}{path}")).timeout(timeout).send().await?;
-        if !response.status().is_success() {
-            return Err(EngineError::Status { path, status: response.status().as_u16() });
-        }
-        let mut text = Vec::new();
-        while let Some(chunk) = response.chunk().await? {
-            text.extend_from_slice(&chunk);
-            if text.len() > MAX_ANSWER {
-                return Err(EngineError::Http(format!("{path}: more than 4 MiB")));
-            }
-        }
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    }
 }
 
 /// Labels of `vllm:cache_config_info` that follow from launch arguments. (The number of blocks differs from start to
@@ -197,14 +73,19 @@ pub fn parse(text: &str) -> Signals {
             "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
                 signals.kv_usage = Some(signals.kv_usage.unwrap_or(0.0).max(value));
             }
+            "sglang:max_total_num_tokens" if value >= 1.0 => add(&mut signals.kv_tokens, value),
             "process_start_time_seconds" => signals.started_s = Some(value),
             "vllm:cache_config_info" => {
-                let told = labels
-                    .split(',')
-                    .filter(|label| label.split_once('=').is_some_and(|(name, _)| CONFIG_LABELS.contains(&name)));
-                let mut told: Vec<_> = told.collect();
+                let mut told: Vec<_> =
+                    labels.split(',').filter(|label| CONFIG_LABELS.contains(&name_of(label))).collect();
                 told.sort_unstable();
                 signals.cache_config = told.join(",");
+                let number = |wanted| labels.split(',').find(|label| name_of(label) == wanted).and_then(number_of);
+                // Some versions print `None` for blocks that they have not counted.
+                let tokens = number("num_gpu_blocks").zip(number("block_size"));
+                if let Some(tokens) = tokens.and_then(|(blocks, size)| blocks.checked_mul(size)).filter(|n| *n > 0) {
+                    signals.kv_tokens = Some(signals.kv_tokens.unwrap_or(0).saturating_add(tokens));
+                }
             }
             _ => {}
         }
@@ -215,6 +96,14 @@ pub fn parse(text: &str) -> Signals {
         signals.error = Some("the metrics do not tell how many requests run".into());
     }
     signals
+}
+
+fn name_of(label: &str) -> &str {
+    label.split_once('=').map_or("", |(name, _)| name.trim())
+}
+
+fn number_of(label: &str) -> Option<u64> {
+    label.split_once('=')?.1.trim().trim_matches('"').parse().ok()
 }
 
 #[cfg(test)]
@@ -235,6 +124,24 @@ mod tests {
         let llama = parse("llamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n");
         assert_eq!((llama.brand, llama.running, llama.waiting), (Some(Brand::Llamacpp), Some(2), Some(5)));
         assert_eq!(parse("sglang:num_running_reqs{a=\"b\"} 9").running, Some(9));
+    }
+
+    #[test]
+    fn the_capacity_of_the_kv_cache_is_summed_over_the_engines() {
+        let one = "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1000\"} 1.0\n";
+        let two = "vllm:cache_config_info{block_size=\"16\",engine=\"1\",num_gpu_blocks=\"500\"} 1.0\n";
+        assert_eq!(parse(one).kv_tokens, Some(16_000));
+        assert_eq!(parse(&format!("{one}{two}")).kv_tokens, Some(24_000));
+        assert_eq!(parse("sglang:max_total_num_tokens{tp_rank=\"0\"} 431248.0").kv_tokens, Some(431_248));
+        for unknown in [
+            "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1.0",
+            "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks_override=\"9\"} 1.0",
+            "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"0\"} 1.0",
+            "sglang:max_total_num_tokens 0",
+            "sglang:max_total_num_tokens NaN",
+        ] {
+            assert_eq!(parse(unknown).kv_tokens, None, "{unknown}");
+        }
     }
 
     // Case C19: metrics of another brand are reported, not guessed at.

@@ -1,0 +1,294 @@
+//! Values that cannot be.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use weighbridge_routing::snapshot::{MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
+use weighbridge_routing::weight::{Clamp, Weight};
+
+use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
+
+/// Collects errors while values are checked.
+#[derive(Default)]
+struct Check(Vec<FieldError>);
+
+impl Check {
+    fn that(&mut self, ok: bool, field: impl Into<String>, value: impl fmt::Display, expected: impl Into<String>) {
+        if !ok {
+            let stands = Stands::Value(value.to_string());
+            self.0.push(FieldError { field: field.into(), stands, expected: expected.into() });
+        }
+    }
+
+    fn duration(&mut self, field: &str, text: &str, least: Duration) -> Duration {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration >= least => duration,
+            _ => {
+                let least = humantime::format_duration(least);
+                self.that(false, field, text, format!("a duration of at least {least}, such as 2s or 6h"));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+/// The configuration, as far as it can be had, and what is wrong with it.
+pub(super) fn checked(raw: raw::Config) -> (Option<Config>, Vec<FieldError>) {
+    let mut check = Check::default();
+    let config = config(raw, &mut check);
+    (config, check.0)
+}
+
+fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
+    let probe = probe(&raw.probe, check);
+    let api_listen = raw.api.listen;
+    if raw.api.token_file.is_none() && !api_listen.ip().is_loopback() {
+        let expected = format!("a file with a token, since api.listen {api_listen} is not on loopback");
+        check.0.push(FieldError { field: "api.token_file".into(), stands: Stands::Missing, expected });
+    }
+    check.that(raw.store.redis.is_none(), "store.redis", "set", "store.path: Redis is not supported yet");
+    for (nth, url) in raw.envoy_admin.iter().enumerate() {
+        let good = url.strip_prefix("http://").is_some_and(|rest| rest.split('/').next().is_some_and(is_address));
+        check.that(good, format!("envoy_admin[{nth}]"), url, "http://host:port");
+    }
+    let max_body = size(&raw.filter.max_body).filter(|size| *size > 0);
+    check.that(max_body.is_some(), "filter.max_body", &raw.filter.max_body, "a size above 0, such as 16MiB");
+    let prefix_bytes = size(&raw.filter.prefix_bytes);
+    let expected = "a size such as 64KiB, or 0 for no affinity";
+    check.that(prefix_bytes.is_some(), "filter.prefix_bytes", &raw.filter.prefix_bytes, expected);
+    let health = Health {
+        interval: check.duration("health.interval", &raw.health.interval, Duration::from_millis(50)),
+        timeout: check.duration("health.timeout", &raw.health.timeout, Duration::from_millis(10)),
+        unhealthy_after: raw.health.unhealthy_after,
+        healthy_after: raw.health.healthy_after,
+    };
+    check.that(health.unhealthy_after > 0, "health.unhealthy_after", 0, "a number from 1");
+    check.that(health.healthy_after > 0, "health.healthy_after", 0, "a number from 1");
+    let signals_interval = check.duration("signals.interval", &raw.signals.interval, Duration::from_millis(20));
+    let filter = wire::Filter {
+        max_body: max_body.unwrap_or(1),
+        client_headers: raw.filter.client_headers,
+        prefix_bytes: prefix_bytes.unwrap_or(0),
+    };
+    check.that(!raw.pools.is_empty(), "pools", "[]", "at least one pool");
+    let mut ids = HashSet::new();
+    let pools = raw.pools.into_iter().enumerate().map(|(nth, raw)| pool(nth, raw, &mut ids, check)).collect::<Vec<_>>();
+    between_pools(&pools, check);
+    as_the_filter_sees_it(&filter, &pools, check);
+    Some(Config {
+        api_listen,
+        token_file: raw.api.token_file,
+        xds_listen: raw.xds.listen,
+        wasm: raw.filter.wasm,
+        filter,
+        store: raw.store.path,
+        probe: probe?,
+        health,
+        signals_interval,
+        envoy_admin: raw.envoy_admin.iter().map(|url| url.trim_end_matches('/').to_owned()).collect(),
+        pools,
+    })
+}
+
+fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {
+    check.that((1..=1024).contains(&raw.concurrency), "probe.concurrency", raw.concurrency, "1 to 1024");
+    check.that((1..=65_536).contains(&raw.tokens), "probe.tokens", raw.tokens, "1 to 65536");
+    let prefill = raw.prefill_tokens;
+    check.that(
+        prefill == 0 || (64..=131_072).contains(&prefill),
+        "probe.prefill_tokens",
+        prefill,
+        "64 to 131072, or 0 for no such request",
+    );
+    let [least, most] = raw.clamp;
+    let clamp = match (Weight::try_new(least), Weight::try_new(most)) {
+        (Ok(least), Ok(most)) => Clamp::new(least, most),
+        _ => None,
+    };
+    check.that(
+        clamp.is_some(),
+        "probe.clamp",
+        format!("[{least}, {most}]"),
+        "[least, most], both above 0 and in order",
+    );
+    Some(Probe {
+        concurrency: raw.concurrency,
+        tokens: raw.tokens,
+        prefill_tokens: prefill,
+        interval: check.duration("probe.interval", &raw.interval, Duration::from_secs(1)),
+        keep: check.duration("probe.keep", &raw.keep, Duration::ZERO),
+        timeout: check.duration("probe.timeout", &raw.timeout, Duration::from_millis(100)),
+        clamp: clamp?,
+    })
+}
+
+fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check) -> Pool {
+    let field = |name: &str| format!("pools[{nth}].{name}");
+    check.that(is_id(&raw.name), field("name"), &raw.name, "1 to 64 of A-Z a-z 0-9 _ -");
+    check.that(!raw.models.is_empty(), field("models"), "[]", "at least one model name");
+    for (at, model) in raw.models.iter().enumerate() {
+        let good = (1..=MAX_MODEL_BYTES).contains(&model.len());
+        check.that(good, field(&format!("models[{at}]")), model, "a name of 1 to 256 bytes");
+    }
+    let served_model = raw.served_model.or_else(|| raw.models.first().cloned()).unwrap_or_default();
+    let mut endpoints = Vec::new();
+    let mut addresses = HashSet::new();
+    for (at, raw) in raw.endpoints.into_iter().enumerate() {
+        let place = field(&format!("endpoints[{at}]"));
+        let node = raw.node.unwrap_or_else(|| raw.id.clone());
+        let endpoint = Endpoint {
+            id: raw.id,
+            address: raw.address,
+            node,
+            launch_args: raw.launch_args,
+            context_window: raw.context_window,
+        };
+        check.0.extend(endpoint.check(&format!("{place}.")));
+        check.that(ids.insert(endpoint.id.clone()), format!("{place}.id"), &endpoint.id, "an id that is used once");
+        let expected = "an address that no other endpoint of the pool has";
+        let new = addresses.insert(endpoint.address.clone());
+        check.that(new, format!("{place}.address"), &endpoint.address, expected);
+        endpoints.push(endpoint);
+    }
+    check.duration(&field("admission.max_wait"), &raw.admission.max_wait, Duration::ZERO);
+    let wire = wire::Pool {
+        name: raw.name,
+        models: raw.models,
+        served_model: Some(served_model.clone()),
+        adapters: raw.adapters,
+        policy: wire::Policy { name: raw.policy.name, choices: raw.policy.choices },
+        affinity: raw.affinity,
+        admission: wire::Admission { base_cap: raw.admission.base_cap },
+        ..wire::Pool::default()
+    };
+    Pool { wire, served_model, endpoints }
+}
+
+/// No two pools share a name or a model.
+fn between_pools(pools: &[Pool], check: &mut Check) {
+    let mut names = HashSet::new();
+    let mut models = HashMap::new();
+    for (nth, pool) in pools.iter().enumerate() {
+        let new = names.insert(pool.wire.name.as_str());
+        check.that(new, format!("pools[{nth}].name"), &pool.wire.name, "a name that no other pool has");
+        for (at, model) in pool.wire.models.iter().enumerate() {
+            let owner = *models.entry(model.as_str()).or_insert(nth);
+            let field = format!("pools[{nth}].models[{at}]");
+            check.that(owner == nth, field, model, format!("a model name that pools[{owner}] has not"));
+        }
+    }
+}
+
+/// What the filter would refuse is refused here, by the filter's own rules. It stops at the first thing it refuses, so it
+/// is shown one setting at a time, and the whole when nothing is wrong so far.
+fn as_the_filter_sees_it(filter: &wire::Filter, pools: &[Pool], check: &mut Check) {
+    for (nth, header) in filter.client_headers.iter().enumerate() {
+        let filter = wire::Filter { client_headers: vec![header.clone()], ..wire::Filter::default() };
+        if let Some(error) = refusal(filter, Vec::new()) {
+            let field = format!("filter.client_headers[{nth}]");
+            check.0.push(FieldError { field, ..error });
+        }
+    }
+    for (nth, pool) in pools.iter().enumerate() {
+        for part in parts(&pool.wire) {
+            if let Some(error) = refusal(wire::Filter::default(), vec![part]) {
+                let field = error.field.replacen("pools[0]", &format!("pools[{nth}]"), 1);
+                check.0.push(FieldError { field, ..error });
+            }
+        }
+    }
+    if check.0.is_empty()
+        && let Some(error) = refusal(filter.clone(), pools.iter().map(|pool| pool.wire.clone()).collect())
+    {
+        check.0.push(error);
+    }
+}
+
+/// Pools in which everything is right except perhaps one setting of this one.
+fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
+    let sound = || wire::Pool { name: "p".into(), models: vec!["m".into()], ..wire::Pool::default() };
+    let (policy, affinity) = (wire::Policy::default, wire::Affinity::default);
+    let given = &pool.affinity;
+    let mut parts = vec![
+        wire::Pool { policy: wire::Policy { name: pool.policy.name.clone(), ..policy() }, ..sound() },
+        wire::Pool { policy: wire::Policy { choices: pool.policy.choices.clone(), ..policy() }, ..sound() },
+        wire::Pool { affinity: wire::Affinity { k: given.k, ..affinity() }, ..sound() },
+        wire::Pool { affinity: wire::Affinity { max_share: given.max_share, ..affinity() }, ..sound() },
+        wire::Pool { affinity: wire::Affinity { kv_tokens: given.kv_tokens, ..affinity() }, ..sound() },
+        wire::Pool { affinity: wire::Affinity { prefill_tps: given.prefill_tps, ..affinity() }, ..sound() },
+        wire::Pool { admission: pool.admission.clone(), ..sound() },
+    ];
+    for adapter in &pool.adapters {
+        // Whether the models are right is looked at elsewhere; here it matters whether the adapter is one of them.
+        let known = pool.models.contains(adapter);
+        let models = if known && !adapter.is_empty() { vec![adapter.clone()] } else { vec!["m".into()] };
+        parts.push(wire::Pool { models, adapters: vec![adapter.clone()], ..sound() });
+    }
+    parts
+}
+
+/// What the filter says to a snapshot.
+fn refusal(filter: wire::Filter, pools: Vec<wire::Pool>) -> Option<FieldError> {
+    match Snapshot::try_from(wire::Snapshot { format: 1, version: 0, filter, pools }) {
+        Ok(_) => None,
+        Err(SnapshotError::Field { field, value, expected }) => {
+            Some(FieldError { field, stands: Stands::Value(value), expected: expected.into() })
+        }
+        Err(error @ SnapshotError::Json(_)) => Some(FieldError {
+            field: "pools".into(),
+            stands: Stands::Value(error.to_string()),
+            expected: "pools that the filter accepts".into(),
+        }),
+    }
+}
+
+impl Endpoint {
+    /// What is wrong with the values, each field named with `prefix` before it.
+    #[must_use]
+    pub fn check(&self, prefix: &str) -> Vec<FieldError> {
+        let mut check = Check::default();
+        let field = |name: &str| format!("{prefix}{name}");
+        check.that(is_id(&self.id), field("id"), &self.id, "1 to 64 of A-Z a-z 0-9 _ -");
+        check.that(is_address(&self.address), field("address"), &self.address, "host:port");
+        let short = |text: &str| text.len() <= 4096 && !text.contains('\0');
+        check.that(!self.node.is_empty() && short(&self.node), field("node"), &self.node, "1 to 4096 bytes");
+        check.that(
+            self.launch_args.as_deref().is_none_or(short),
+            field("launch_args"),
+            "too long",
+            "at most 4096 bytes",
+        );
+        check.that(self.context_window != Some(0), field("context_window"), 0, "a number from 1, or nothing");
+        check.0
+    }
+}
+
+/// `host:port`, where host is a name, an IPv4 address, or an IPv6 address in brackets.
+pub(super) fn is_address(text: &str) -> bool {
+    if text.parse::<SocketAddr>().is_ok() {
+        return true;
+    }
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let label = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    port.parse::<u16>().is_ok_and(|port| port > 0) && host.len() <= 253 && host.split('.').all(label)
+}
+
+/// `16MiB`, `1GB`, `4096`.
+pub(super) fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor = match text.get(digits.len()..)?.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        _ => return None,
+    };
+    digits.trim().parse::<u64>().ok()?.checked_mul(factor)
+}

@@ -1,0 +1,223 @@
+//! What a file may say, and what it is told when it is wrong.
+
+use super::checked::{is_address, size};
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../example.yaml");
+
+#[test]
+fn the_example_is_valid_and_has_the_documented_defaults() {
+    let config = Config::parse(EXAMPLE).unwrap();
+    assert_eq!((config.filter.max_body, config.filter.prefix_bytes), (16 << 20, 64 << 10));
+    assert_eq!(config.probe.interval, Duration::from_secs(6 * 3600));
+    let short = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
+    assert_eq!(short.probe.concurrency, config.probe.concurrency);
+    assert_eq!((short.probe.prefill_tokens, config.probe.prefill_tokens), (8192, 8192));
+    assert_eq!((&short.pools[0].wire.affinity, &short.filter), (&config.pools[0].wire.affinity, &config.filter));
+    assert_eq!((short.api_listen.port(), short.xds_listen.port()), (7070, 7071));
+    assert_eq!(short.health.unhealthy_after, 3);
+    assert_eq!(short.pools[0].served_model, "m");
+}
+
+#[test]
+fn every_wrong_value_is_reported_at_once() {
+    let yaml = r#"
+api: {listen: "0.0.0.0:7070"}
+store: {redis: "redis://127.0.0.1"}
+filter: {max_body: 16 apples}
+probe: {concurrency: 0, interval: soon, clamp: [8, 0.25]}
+health: {unhealthy_after: 0}
+envoy_admin: ["127.0.0.1:9901"]
+pools:
+- name: a.b
+  models: []
+  endpoints:
+  - {id: "x y", address: "10.0.0.1"}
+  - {id: same, address: "10.0.0.1:80", context_window: 0}
+  - {id: same, address: "gpu-1.example:80"}
+"#;
+    let ConfigError::Fields(errors) = Config::parse(yaml).unwrap_err() else { panic!("not fields") };
+    let fields: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
+    for field in [
+        "api.token_file",
+        "store.redis",
+        "filter.max_body",
+        "probe.concurrency",
+        "probe.interval",
+        "probe.clamp",
+        "health.unhealthy_after",
+        "envoy_admin[0]",
+        "pools[0].name",
+        "pools[0].models",
+        "pools[0].endpoints[0].id",
+        "pools[0].endpoints[0].address",
+        "pools[0].endpoints[1].context_window",
+        "pools[0].endpoints[2].id",
+    ] {
+        assert!(fields.contains(&field), "{field} not in {fields:?}");
+    }
+}
+
+#[test]
+fn what_the_filter_would_refuse_is_refused() {
+    let error = Config::parse("pools: [{name: p, models: [m], policy: {name: best}}]").unwrap_err().to_string();
+    assert!(error.contains("pools[0].policy.name") && error.contains("best"), "{error}");
+    let error = Config::parse("pools: [{name: p, models: [m]}, {name: q, models: [m]}]").unwrap_err().to_string();
+    assert!(error.contains("pools[1].models"), "{error}");
+    let error = Config::parse("filter: {client_headers: [all]}\npools: [{name: p, models: [m]}]").unwrap_err();
+    assert!(error.to_string().contains("filter.client_headers[0]"), "{error}");
+}
+
+fn errors(yaml: &str) -> Vec<String> {
+    match Config::parse(yaml) {
+        Err(ConfigError::Fields(errors)) => errors.iter().map(ToString::to_string).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_field_can_be_written() {
+    let config = Config::parse(
+        r#"
+api: {listen: "127.0.0.1:0", token_file: t}
+xds: {listen: "127.0.0.1:0"}
+filter: {wasm: w, max_body: 4096, client_headers: [priority, max-wait, explain], prefix_bytes: 0}
+store: {path: s, redis: null}
+probe: {concurrency: 1, tokens: 2, prefill_tokens: 64, interval: 1h, keep: 2h, timeout: 3s, clamp: [1, 2.5]}
+health: {interval: 1s, timeout: 1s, unhealthy_after: 1, healthy_after: 2}
+signals: {interval: 1s}
+envoy_admin: ["http://127.0.0.1:9901/"]
+pools:
+- name: p
+  models: [m, lora]
+  served_model: m
+  adapters: [lora]
+  policy: {name: least_pending_tokens, choices: all}
+  affinity: {enabled: false, cold: hash, k: 2, max_share: 0.25, kv_tokens: 5000000000, prefill_tps: 9000}
+  admission: {base_cap: 8, queue: 10, max_wait: 1s}
+  endpoints: [{id: e, address: "h:1", node: n, launch_args: "-x", context_window: 4096}]
+"#,
+    )
+    .unwrap();
+    assert_eq!((config.filter.max_body, config.filter.prefix_bytes, config.probe.prefill_tokens), (4096, 0, 64));
+    let pool = &config.pools[0].wire;
+    assert_eq!(
+        (pool.adapters.as_slice(), pool.policy.name.as_str()),
+        (&["lora".to_owned()][..], "least_pending_tokens")
+    );
+    let expected = wire::Affinity {
+        enabled: false,
+        cold: wire::Cold::Hash,
+        k: 2.0,
+        max_share: 0.25,
+        kv_tokens: 5_000_000_000,
+        prefill_tps: 9000.0,
+    };
+    assert_eq!(pool.affinity, expected);
+}
+
+#[test]
+fn unknown_fields_wrong_types_and_wrong_values_are_told_at_once_and_each_once() {
+    let found = errors(
+        r#"
+apis: {}
+filter: {prefix_bytes: many, max_body: [1]}
+probe: {interval: 6, clamp: [1], prefill_tokens: 7, tokens: -1}
+signals: none
+3: x
+pools:
+- {name: 7, models: [m, 8], policy: {name: best, choices: 0, choice: 2}, adapters: [x], wieght: 3}
+- models: {}
+  affinity: {cold: warm, k: -1, max_share: 2, kv_tokens: 0, prefill_tps: 0, hot: 1}
+  admission: {base_cap: 0}
+  endpoints:
+  - {id: a, adress: "h:1"}
+  - b
+  - {id: c, address: "h:2"}
+  - {id: c, address: "h:2", context_window: big}
+- {name: q, models: [m]}
+"#,
+    );
+    let expected = [
+        "apis is unknown: expected one of api, xds, filter, ",
+        "\"3\" is unknown: ",
+        "filter.max_body is a list: expected a size",
+        "probe.interval is \"6\": expected a duration",
+        "probe.clamp is a list: expected [least, most]",
+        "probe.tokens is \"-1\": expected a whole number",
+        "signals is \"none\": expected a section with interval",
+        "pools[0].wieght is unknown: ",
+        "pools[0].name is \"7\": expected text",
+        "pools[0].models[1] is \"8\": expected text",
+        "pools[0].policy.choice is unknown: expected one of name, choices",
+        "pools[1].name is missing: ",
+        "pools[1].models is a section: expected a list",
+        "pools[1].affinity.hot is unknown: ",
+        "pools[1].affinity.cold is \"warm\": expected policy or hash",
+        "pools[1].endpoints[0].adress is unknown: expected one of id, address, node, launch_args, context_window",
+        "pools[1].endpoints[0].address is missing: ",
+        "pools[1].endpoints[1] is \"b\": expected a section with id, address",
+        "pools[1].endpoints[3].context_window is \"big\": expected a whole number",
+        "filter.prefix_bytes is \"many\": expected a size",
+        "probe.prefill_tokens is \"7\": expected 64 to",
+        "pools[0].policy.name is \"best\": ",
+        "pools[0].policy.choices is \"0\": ",
+        "pools[0].adapters is \"x\": ",
+        "pools[1].affinity.k is \"-1\": ",
+        "pools[1].affinity.max_share is \"2\": ",
+        "pools[1].affinity.kv_tokens is \"0\": ",
+        "pools[1].affinity.prefill_tps is \"0\": ",
+        "pools[1].admission.base_cap is \"0\": ",
+        "pools[1].endpoints[3].id is \"c\": expected an id that is used once",
+        "pools[1].endpoints[3].address is \"h:2\": expected an address that no other endpoint of the pool has",
+        "pools[2].models[0] is \"m\": expected a model name that pools[0] has not",
+    ];
+    for expected in expected {
+        assert_eq!(found.iter().filter(|error| error.starts_with(expected)).count(), 1, "{expected:?} in {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+}
+
+#[test]
+fn what_is_no_configuration_at_all_is_told() {
+    assert!(matches!(Config::parse("a: [").unwrap_err(), ConfigError::Yaml(_)));
+    assert!(matches!(Config::parse("a: 1\na: 2").unwrap_err(), ConfigError::Yaml(_)));
+    assert_eq!(errors("just text").len(), 2, "{:?}", errors("just text"));
+    for nothing in ["", "# nothing", "pools:", "pools: []"] {
+        assert_eq!(errors(nothing), ["pools is \"[]\": expected at least one pool"], "{nothing:?}");
+    }
+}
+
+#[test]
+fn the_files_that_are_named_are_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = |store: &str, token: &str, wasm: &str| {
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let file = serde_json::json!({
+            "api": {"token_file": path(token)}, "store": {"path": path(store)}, "filter": {"wasm": path(wasm)},
+            "pools": [{"name": "p", "models": ["m"]}],
+        });
+        Config::check(&file.to_string())
+    };
+    for name in ["token", "module"] {
+        std::fs::write(dir.path().join(name), "x").unwrap();
+    }
+    assert_eq!(report("new.redb", "token", "module"), Report::default());
+    let bad = report("none/new.redb", "none", "none");
+    assert_eq!((bad.errors.len(), bad.warnings.len()), (2, 1), "{bad:?}");
+    assert!(bad.errors[0].starts_with("store.path is ") && bad.errors[1].starts_with("api.token_file is "), "{bad:?}");
+    assert!(bad.warnings[0].starts_with("filter.wasm is "), "{bad:?}");
+    // They are looked at, too, when something else is wrong.
+    assert!(Config::check("store: {path: /no/such/directory/s.redb}").errors.len() == 2);
+}
+
+#[test]
+fn addresses_and_sizes() {
+    for good in ["10.0.0.1:80", "[::1]:80", "gpu-1:8000", "vllm.default.svc.cluster.local:8000"] {
+        assert!(is_address(good), "{good}");
+    }
+    for bad in ["10.0.0.1", "gpu:0", "gpu:99999", ":80", "a b:80", "http://gpu:80", ""] {
+        assert!(!is_address(bad), "{bad}");
+    }
+    assert_eq!((size("16MiB"), size("1000"), size("0"), size("MiB")), (Some(16 << 20), Some(1000), Some(0), None));
+}

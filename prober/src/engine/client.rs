@@ -1,0 +1,163 @@
+//! Asking an engine, directly and never through the gateway.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{EngineError, Props, Signals, parse};
+
+/// A client for engines.
+#[derive(Debug, Clone)]
+pub struct Client {
+    http: reqwest::Client,
+}
+
+/// What an answer cost, as its `usage` reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt, where told.
+    pub prompt_tokens: Option<u64>,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+}
+
+/// The largest answer that is read, in bytes.
+const MAX_ANSWER: usize = 4 << 20;
+/// The longest part of an error answer that is kept, in characters.
+const MAX_MESSAGE: usize = 200;
+
+impl Client {
+    /// A client.
+    ///
+    /// # Errors
+    /// When the system does not let it.
+    pub fn new() -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?;
+        Ok(Client { http })
+    }
+
+    /// `GET /health` must answer 2xx.
+    ///
+    /// # Errors
+    /// When it does not, within `timeout`.
+    pub async fn health(&self, engine: SocketAddr, timeout: Duration) -> Result<(), EngineError> {
+        self.get(engine, "/health", timeout).await.map(|_| ())
+    }
+
+    /// The metrics.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub async fn metrics(&self, engine: SocketAddr, timeout: Duration) -> Result<Signals, EngineError> {
+        Ok(parse(&self.get(engine, "/metrics", timeout).await?))
+    }
+
+    /// The context window of a model, where `/v1/models` tells it.
+    ///
+    /// # Errors
+    /// When there is no such list.
+    pub async fn window(&self, engine: SocketAddr, model: &str, timeout: Duration) -> Result<Option<u32>, EngineError> {
+        let text = self.get(engine, "/v1/models", timeout).await?;
+        // An answer that is no list tells nothing, which is not the same as no answer.
+        let Ok(list) = serde_json::from_str::<Value>(&text) else { return Ok(None) };
+        let mut entries = list.get("data").and_then(|data| data.as_array()).into_iter().flatten();
+        let entry = entries.find(|entry| entry.get("id").is_some_and(|id| id == model));
+        let length = entry.and_then(|entry| entry.get("max_model_len")?.as_u64());
+        Ok(length.and_then(|length| u32::try_from(length).ok()))
+    }
+
+    /// What llama.cpp tells at `/props`.
+    ///
+    /// # Errors
+    /// When there is no such page.
+    pub async fn props(&self, engine: SocketAddr, timeout: Duration) -> Result<Props, EngineError> {
+        Ok(Props::parse(&self.get(engine, "/props", timeout).await?))
+    }
+
+    /// One chat completion of exactly `tokens` tokens; what its `usage` reports.
+    ///
+    /// # Errors
+    /// When there is no such answer.
+    pub async fn generate(
+        &self,
+        engine: SocketAddr,
+        model: &str,
+        prompt: &str,
+        tokens: u32,
+    ) -> Result<Usage, EngineError> {
+        let body = serde_json::json!({
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": false,
+        });
+        let path = "/v1/chat/completions";
+        let response = self.http.post(format!("http://{engine}{path}")).json(&body).send().await?;
+        let answer: Value = serde_json::from_slice(&read(response, path).await?)
+            .map_err(|error| EngineError::Http(format!("{path}: {error}")))?;
+        let count = |name| answer.get("usage")?.get(name)?.as_u64();
+        Ok(Usage {
+            prompt_tokens: count("prompt_tokens"),
+            completion_tokens: count("completion_tokens")
+                .ok_or_else(|| EngineError::Http(format!("{path}: no usage.completion_tokens in the answer")))?,
+        })
+    }
+
+    async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {
+        let response = self.http.get(format!("http://{engine}{path}")).timeout(timeout).send().await?;
+        Ok(String::from_utf8_lossy(&read(response, path).await?).into_owned())
+    }
+}
+
+/// The body of a 2xx answer.
+async fn read(mut response: reqwest::Response, path: &'static str) -> Result<Vec<u8>, EngineError> {
+    let status = response.status();
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        body.extend_from_slice(&chunk);
+        if body.len() > MAX_ANSWER {
+            return Err(EngineError::Http(format!("{path}: more than 4 MiB")));
+        }
+    }
+    if status.is_success() {
+        return Ok(body);
+    }
+    Err(EngineError::Status { path, status: status.as_u16(), message: message(&body) })
+}
+
+/// What an error answer says: the message of the shapes that engines use; nothing when it has another one.
+fn message(body: &[u8]) -> String {
+    let Ok(body) = serde_json::from_slice::<Value>(body) else { return String::new() };
+    let said = ["/error/message", "/message", "/detail"].into_iter().find_map(|at| body.pointer(at)?.as_str());
+    said.unwrap_or_default().chars().take(MAX_MESSAGE).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_message_of_an_error_is_kept_short() {
+        assert_eq!(message(br#"{"error": {"message": "too long", "code": 400}}"#), "too long");
+        assert_eq!(message(br#"{"object": "error", "message": "no"}"#), "no");
+        assert_eq!(message(b"<html>"), "");
+        let long = serde_json::json!({"detail": "x".repeat(1_000)}).to_string();
+        assert_eq!(message(long.as_bytes()).len(), MAX_MESSAGE);
+    }
+
+    #[tokio::test]
+    async fn a_port_without_a_process_is_a_certain_loss() {
+        let engine = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let error = Client::new().unwrap().health(engine, Duration::from_secs(5)).await.unwrap_err();
+        assert_eq!(error.loss(), super::super::Loss::Certain, "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_does_not_answer_may_well_live() {
+        // Accepted by the system, answered by nobody.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let engine = listener.local_addr().unwrap();
+        let error = Client::new().unwrap().health(engine, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.loss(), super::super::Loss::None, "{error}");
+    }
+}

@@ -1,0 +1,243 @@
+//! One endpoint: what is written of it, what operators want of it, what has been measured and seen.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use weighbridge_routing::weight::Weight;
+
+use super::epoch::Epoch;
+use crate::config;
+use crate::engine::{Loss, Signals};
+
+/// Probe records kept per endpoint.
+const HISTORY: usize = 20;
+/// After a probe that failed, the next try comes this much later.
+const RETRY_MS: u64 = 60_000;
+
+/// A weight set by an operator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pin {
+    /// The weight.
+    pub weight: Weight,
+    /// Why, in the operator's words.
+    #[serde(default)]
+    pub reason: String,
+    /// When it was set.
+    pub at_ms: u64,
+}
+
+/// An endpoint taken out by an operator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Why, in the operator's words.
+    #[serde(default)]
+    pub reason: String,
+    /// Since when.
+    pub at_ms: u64,
+}
+
+/// The throughput of a warmed burst.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// Completion tokens per second.
+    pub throughput_tps: f64,
+    /// Prompt tokens per second, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_tps: Option<f64>,
+    /// When.
+    pub measured_at_ms: u64,
+}
+
+/// What was measured last on an endpoint, and for which (node, model, launch arguments).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The three, as one key.
+    pub key: String,
+    /// The result.
+    pub measurement: Measurement,
+}
+
+/// What is measured: a result counts only for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject {
+    /// Where.
+    pub address: SocketAddr,
+    /// Which node, model and launch arguments.
+    pub key: Option<String>,
+}
+
+/// Why a probe ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeKind {
+    /// The endpoint is new, or runs with other launch arguments.
+    Registration,
+    /// Its result was older than the interval.
+    Interval,
+    /// Somebody asked for it.
+    Demand,
+}
+
+/// One probe, for the history.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProbeRecord {
+    /// When it ended.
+    pub at_ms: u64,
+    /// Why it ran.
+    pub kind: ProbeKind,
+    /// Tokens per second of the first burst, which does not count.
+    pub warmup_tps: Option<f64>,
+    /// Tokens per second of the second burst, which does.
+    pub throughput_tps: Option<f64>,
+    /// Prompt tokens per second of the long prompt.
+    pub prefill_tps: Option<f64>,
+    /// Why that is unknown; the rest of the result counts all the same.
+    pub prefill_error: Option<String>,
+    /// A kept result spared the bursts.
+    pub reused: bool,
+    /// Why there is no result.
+    pub error: Option<String>,
+}
+
+impl ProbeRecord {
+    /// A record of a probe that has found nothing yet.
+    #[must_use]
+    pub fn empty(kind: ProbeKind, at_ms: u64) -> Self {
+        ProbeRecord {
+            at_ms,
+            kind,
+            warmup_tps: None,
+            throughput_tps: None,
+            prefill_tps: None,
+            prefill_error: None,
+            reused: false,
+            error: None,
+        }
+    }
+}
+
+/// How a probe ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// With a result.
+    Measured,
+    /// A kept result spared it.
+    Reused,
+    /// Somebody else's requests came in between.
+    Disturbed,
+    /// Without a result.
+    Failed,
+}
+
+/// Health as the checks see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// The verdict.
+    pub healthy: bool,
+    /// Whether there has been a check at all.
+    pub checked: bool,
+    /// Checks in a row that contradict the verdict.
+    pub(super) streak: u32,
+    /// What the failures since it was last seen to live tell of its process.
+    pub(super) loss: Loss,
+    /// What the last failed check said.
+    pub last_error: Option<String>,
+}
+
+/// Where an endpoint comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration file, under this id.
+    File(String),
+    /// A registration.
+    Api,
+}
+
+/// One endpoint.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// As written.
+    pub written: config::Endpoint,
+    /// Its pool.
+    pub pool: String,
+    /// Its address, resolved.
+    pub address: SocketAddr,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The operator's weight.
+    pub pin: Option<Pin>,
+    /// The operator's drain.
+    pub drain: Option<Drain>,
+    /// To be forgotten when it is empty, and at this time at the latest.
+    pub leaving_at_ms: Option<u64>,
+    /// The measurement in force, with its key.
+    pub kept: Option<Kept>,
+    /// Whether the registration probe is done (or was spared).
+    pub registered: bool,
+    /// A burst runs or is about to.
+    pub probing: bool,
+    /// No probe before this time.
+    pub not_before_ms: u64,
+    /// Health.
+    pub health: Health,
+    /// What the engine says of itself.
+    pub signals: Signals,
+    /// Tokens that its KV cache holds, as the engine last told.
+    pub kv_tokens: Option<u64>,
+    /// Which life of its engine this is.
+    pub epoch: Epoch,
+    /// The context window that the engine tells.
+    pub discovered_window: Option<u32>,
+    /// The launch arguments, or what the engine tells that stands for them; `None` until it has been asked.
+    pub fingerprint: Option<String>,
+    /// What is wrong, for people.
+    pub alarm: Option<String>,
+    /// Probes, newest last.
+    pub history: VecDeque<ProbeRecord>,
+}
+
+impl Endpoint {
+    /// The key under which results are kept: node, model and launch arguments.
+    #[must_use]
+    pub fn key(&self, served_model: &str) -> Option<String> {
+        let args = self.written.launch_args.as_deref().or(self.fingerprint.as_deref())?;
+        Some(serde_json::json!([self.written.node, served_model, args]).to_string())
+    }
+
+    /// Context window in tokens, written or discovered.
+    #[must_use]
+    pub fn context_window(&self) -> Option<u32> {
+        self.written.context_window.or(self.discovered_window)
+    }
+
+    pub(super) fn known(&self) -> bool {
+        self.kept.is_some() || self.pin.is_some()
+    }
+
+    /// Healthy, and nobody wants it gone.
+    pub(super) fn available(&self) -> bool {
+        self.health.healthy && self.drain.is_none() && self.leaving_at_ms.is_none()
+    }
+
+    /// Adds a probe to the history.
+    pub(super) fn push(&mut self, record: ProbeRecord) {
+        if self.history.len() >= HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(record);
+    }
+
+    /// No probe before some time from now on.
+    pub fn back_off(&mut self, now_ms: u64) {
+        self.not_before_ms = now_ms.saturating_add(RETRY_MS);
+    }
+}
+
+impl Health {
+    /// Healthy until a check says otherwise: a prober that starts must not close a fleet that serves.
+    pub(super) fn unchecked() -> Self {
+        Health { healthy: true, checked: false, streak: 0, loss: Loss::None, last_error: None }
+    }
+}

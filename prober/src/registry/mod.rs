@@ -1,0 +1,294 @@
+//! What the prober knows of the fleet, and the snapshot that follows from it. Pure: time is an argument (Unix ms).
+//!
+//! An endpoint's **weight** is its pin, else its measured throughput against the pool's median, else 1.0. Its **state**
+//! is the first that applies:
+//!
+//! | state | when |
+//! |---|---|
+//! | draining | the operator drains it, or it is about to be forgotten |
+//! | unhealthy | its health checks fail |
+//! | probing | a burst runs or is about to, and somebody else of the pool can serve |
+//! | new | never measured, its registration probe is not done, and somebody else of the pool is measured |
+//! | ready | otherwise |
+
+//!
+//! - [`endpoint`]: one endpoint, and [`epoch`]: which life of its engine it is in.
+//! - [`watched`]: what health checks and metrics change.
+//! - [`verdicts`]: weights, states, and the snapshot.
+
+mod endpoint;
+mod epoch;
+mod verdicts;
+mod watched;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use weighbridge_routing::snapshot::MAX_ENDPOINTS_PER_POOL;
+use weighbridge_routing::snapshot::wire;
+use weighbridge_routing::weight::Clamp;
+
+use crate::config;
+use crate::engine::Signals;
+
+pub use endpoint::{Drain, Endpoint, Health, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
+pub use epoch::Epoch;
+pub use verdicts::{Verdict, WeightSource};
+pub use watched::{CheckFailure, Identity, Seen};
+
+/// What a registration did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registered {
+    /// There is a new endpoint.
+    New,
+    /// It was known, with the same address and arguments.
+    Reconnect,
+    /// It was known, and comes back with another address or other arguments.
+    Changed,
+}
+
+/// Why a request to the registry was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegistryError {
+    /// No such endpoint.
+    #[error("there is no endpoint {0}")]
+    NoEndpoint(String),
+    /// No such pool.
+    #[error("pool is {0:?}: expected one of the configured pools")]
+    NoPool(String),
+    /// The file names it, so the file must forget it.
+    #[error("endpoint {0} is named by the configuration file")]
+    FromFile(String),
+    /// Another pool has this id.
+    #[error("id is {0:?}: expected an id that no endpoint of another pool has")]
+    OtherPool(String),
+    /// Too many for one snapshot.
+    #[error("pool {0} has 1024 endpoints already")]
+    TooMany(String),
+}
+
+/// The fleet.
+#[derive(Debug)]
+pub struct Registry {
+    filter: wire::Filter,
+    pools: Vec<config::Pool>,
+    clamp: Clamp,
+    endpoints: BTreeMap<String, Endpoint>,
+    memory: Memory,
+    published: Option<wire::Snapshot>,
+    probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
+    /// What is wrong with the prober itself.
+    pub alarms: Vec<String>,
+}
+
+/// What the store remembers from before.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    /// Pins by endpoint.
+    pub pins: HashMap<String, Pin>,
+    /// Drains by endpoint.
+    pub drains: HashMap<String, Drain>,
+    /// Last results by endpoint.
+    pub last: HashMap<String, Kept>,
+    /// Results by key.
+    pub results: HashMap<String, Measurement>,
+    /// Epochs by endpoint.
+    pub epochs: HashMap<String, Epoch>,
+}
+
+impl Registry {
+    /// A fleet without endpoints; `memory` is what the store remembers of them.
+    #[must_use]
+    pub fn new(config: &config::Config, memory: Memory) -> Self {
+        Registry {
+            filter: config.filter.clone(),
+            pools: config.pools.clone(),
+            clamp: config.probe.clamp,
+            endpoints: BTreeMap::new(),
+            memory,
+            published: None,
+            probes: BTreeMap::new(),
+            alarms: Vec::new(),
+        }
+    }
+
+    /// The pools as configured.
+    #[must_use]
+    pub fn pools(&self) -> &[config::Pool] {
+        &self.pools
+    }
+
+    /// The endpoints by id.
+    #[must_use]
+    pub fn endpoints(&self) -> &BTreeMap<String, Endpoint> {
+        &self.endpoints
+    }
+
+    /// One endpoint.
+    ///
+    /// # Errors
+    /// When there is none of this id.
+    pub fn get(&self, id: &str) -> Result<&Endpoint, RegistryError> {
+        self.endpoints.get(id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
+    }
+
+    /// One endpoint, to change it.
+    ///
+    /// # Errors
+    /// When there is none of this id.
+    pub fn get_mut(&mut self, id: &str) -> Result<&mut Endpoint, RegistryError> {
+        self.endpoints.get_mut(id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
+    }
+
+    /// What the engines of a pool call their model.
+    #[must_use]
+    pub fn served_model(&self, pool: &str) -> &str {
+        self.pools.iter().find(|known| known.wire.name == pool).map_or("", |pool| &pool.served_model)
+    }
+
+    /// Adds an endpoint, or takes up one that comes back.
+    ///
+    /// # Errors
+    /// When there is no such pool, or the id belongs to another one or to the file.
+    pub fn register(
+        &mut self,
+        pool: &str,
+        written: config::Endpoint,
+        address: SocketAddr,
+        origin: Origin,
+    ) -> Result<Registered, RegistryError> {
+        if !self.pools.iter().any(|known| known.wire.name == pool) {
+            return Err(RegistryError::NoPool(pool.to_owned()));
+        }
+        if let Some(known) = self.endpoints.get_mut(&written.id) {
+            if known.pool != pool {
+                return Err(RegistryError::OtherPool(written.id));
+            }
+            if known.origin != origin && (known.written != written || known.address != address) {
+                return Err(RegistryError::FromFile(written.id));
+            }
+            known.leaving_at_ms = None;
+            if known.written == written && known.address == address {
+                return Ok(Registered::Reconnect);
+            }
+            if known.written.launch_args != written.launch_args || known.address != address {
+                known.epoch.replaced();
+                known.kv_tokens = None;
+                known.discovered_window = None;
+            }
+            known.written = written;
+            known.address = address;
+            known.fingerprint = None;
+            known.health = Health::unchecked();
+            known.registered = false;
+            return Ok(Registered::Changed);
+        }
+        let members = self.endpoints.values().filter(|endpoint| endpoint.pool == pool).count();
+        if members >= MAX_ENDPOINTS_PER_POOL {
+            return Err(RegistryError::TooMany(pool.to_owned()));
+        }
+        let id = written.id.clone();
+        let endpoint = Endpoint {
+            pool: pool.to_owned(),
+            address,
+            origin,
+            pin: self.memory.pins.get(&id).cloned(),
+            drain: self.memory.drains.get(&id).cloned(),
+            leaving_at_ms: None,
+            kept: self.memory.last.get(&id).cloned(),
+            registered: false,
+            probing: false,
+            not_before_ms: 0,
+            health: Health::unchecked(),
+            signals: Signals::default(),
+            kv_tokens: None,
+            epoch: self.memory.epochs.get(&id).copied().unwrap_or_default(),
+            discovered_window: None,
+            fingerprint: None,
+            alarm: None,
+            history: VecDeque::new(),
+            written,
+        };
+        self.endpoints.insert(id, endpoint);
+        Ok(Registered::New)
+    }
+
+    /// Forgets an endpoint at once, with its pin and drain: who registers under this id later is somebody else.
+    pub fn forget(&mut self, id: &str) -> Option<Endpoint> {
+        self.memory.pins.remove(id);
+        self.memory.drains.remove(id);
+        self.memory.last.remove(id);
+        self.memory.epochs.remove(id);
+        self.endpoints.remove(id)
+    }
+
+    /// What a probe of this endpoint would measure.
+    #[must_use]
+    pub fn subject(&self, id: &str) -> Option<Subject> {
+        let endpoint = self.endpoints.get(id)?;
+        Some(Subject { address: endpoint.address, key: endpoint.key(self.served_model(&endpoint.pool)) })
+    }
+
+    /// A probe has ended. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns what
+    /// is to be stored.
+    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
+        let now = self.subject(id)?;
+        let endpoint = self.endpoints.get_mut(id)?;
+        endpoint.probing = false;
+        if now != *subject {
+            // It came back as something else meanwhile: what was measured is not what is there.
+            return None;
+        }
+        endpoint.registered = true;
+        let kept = match (record.throughput_tps, now.key) {
+            (Some(throughput_tps), Some(key)) => {
+                let measurement =
+                    Measurement { throughput_tps, prefill_tps: record.prefill_tps, measured_at_ms: record.at_ms };
+                self.memory.results.insert(key.clone(), measurement);
+                endpoint.alarm = None;
+                endpoint.not_before_ms = 0;
+                let kept = Kept { key, measurement };
+                endpoint.kept = Some(kept.clone());
+                Some(kept)
+            }
+            _ => {
+                let why = record.error.as_deref().unwrap_or("the engine did not say what it runs");
+                endpoint.alarm = Some(format!("the last probe failed: {why}"));
+                endpoint.back_off(record.at_ms);
+                None
+            }
+        };
+        let pool = endpoint.pool.clone();
+        let outcome = if kept.is_some() { Outcome::Measured } else { Outcome::Failed };
+        let kind = record.kind;
+        endpoint.push(record);
+        self.count(pool, kind, outcome);
+        kept
+    }
+
+    /// Counts a probe of a pool.
+    pub fn count(&mut self, pool: String, kind: ProbeKind, outcome: Outcome) {
+        *self.probes.entry((pool, kind, outcome)).or_default() += 1;
+    }
+
+    /// How many probes ended how, since the prober started, by pool.
+    #[must_use]
+    pub fn probes(&self) -> &BTreeMap<(String, ProbeKind, Outcome), u64> {
+        &self.probes
+    }
+
+    /// Whether every endpoint has had its registration probe.
+    #[must_use]
+    pub fn all_registered(&self) -> bool {
+        self.endpoints.values().all(|endpoint| endpoint.registered)
+    }
+
+    /// The snapshot in force.
+    #[must_use]
+    pub fn published(&self) -> Option<&wire::Snapshot> {
+        self.published.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! The rules of the registry.
+
+use weighbridge_routing::snapshot::wire::State;
+use weighbridge_routing::weight::Weight;
+
+use super::*;
+use crate::engine::{EngineError, Loss};
+
+fn registry(ids: &[&str]) -> Registry {
+    let config = config::Config::parse("pools: [{name: p, models: [m]}]").unwrap();
+    let mut registry = Registry::new(&config, Memory::default());
+    for id in ids {
+        add(&mut registry, id, "args");
+    }
+    registry
+}
+
+fn add(registry: &mut Registry, id: &str, args: &str) -> Registered {
+    let written = config::Endpoint {
+        id: id.into(),
+        address: "10.0.0.1:80".into(),
+        node: id.into(),
+        launch_args: Some(args.into()),
+        context_window: None,
+    };
+    let address = "10.0.0.1:80".parse().unwrap();
+    let registered = registry.register("p", written, address, Origin::Api).unwrap();
+    registry.get_mut(id).unwrap().health.checked = true;
+    registered
+}
+
+fn probed(registry: &mut Registry, id: &str, tps: Option<f64>, at_ms: u64) {
+    let error = tps.is_none().then(|| "no".to_owned());
+    let kind = ProbeKind::Registration;
+    let subject = registry.subject(id).unwrap();
+    registry.probed(id, &subject, ProbeRecord { throughput_tps: tps, error, ..ProbeRecord::empty(kind, at_ms) });
+}
+
+fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
+    let verdict = registry.verdicts()[id];
+    (verdict.weight.get(), verdict.source, verdict.state)
+}
+
+#[test]
+fn a_new_endpoint_waits_for_its_probe_unless_nobody_is_measured() {
+    let mut registry = registry(&["a", "b"]);
+    assert_eq!(seen(&registry, "a"), (1.0, WeightSource::Default, State::Ready));
+    registry.get_mut("a").unwrap().probing = true;
+    assert_eq!(seen(&registry, "a").2, State::Probing);
+    probed(&mut registry, "a", Some(980.0), 1);
+    assert_eq!(seen(&registry, "b").2, State::New);
+    registry.get_mut("b").unwrap().probing = true;
+    probed(&mut registry, "b", Some(479.0), 2);
+    assert_eq!(seen(&registry, "a"), (1.34, WeightSource::Measured, State::Ready));
+    assert_eq!(seen(&registry, "b"), (0.66, WeightSource::Measured, State::Ready));
+}
+
+#[test]
+fn alone_in_its_pool_it_serves_while_it_is_probed() {
+    let mut registry = registry(&["a"]);
+    registry.get_mut("a").unwrap().probing = true;
+    assert_eq!(seen(&registry, "a").2, State::Ready);
+}
+
+// The only stand-in of a measured endpoint is one that nobody has measured, or has not been seen to live.
+#[test]
+fn an_endpoint_without_a_sound_stand_in_serves_while_it_is_probed() {
+    let mut registry = registry(&["a", "b"]);
+    probed(&mut registry, "a", Some(980.0), 1);
+    registry.get_mut("a").unwrap().probing = true;
+    assert_eq!((seen(&registry, "a").2, seen(&registry, "b").2), (State::Ready, State::New));
+    probed(&mut registry, "b", Some(479.0), 2);
+    assert_eq!(seen(&registry, "a").2, State::Probing);
+    registry.get_mut("b").unwrap().health.checked = false;
+    assert_eq!(seen(&registry, "a").2, State::Ready);
+}
+
+#[test]
+fn a_result_counts_only_for_what_was_measured() {
+    let mut registry = registry(&["a"]);
+    let before = registry.subject("a").unwrap();
+    add(&mut registry, "a", "other");
+    let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Registration, 1) };
+    assert_eq!(registry.probed("a", &before, record), None);
+    assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
+}
+
+#[test]
+fn a_failed_probe_keeps_the_last_weight_and_raises_an_alarm() {
+    let mut registry = registry(&["a", "b"]);
+    probed(&mut registry, "a", Some(980.0), 1);
+    probed(&mut registry, "b", Some(479.0), 2);
+    probed(&mut registry, "a", None, 3);
+    assert_eq!(seen(&registry, "a").0, 1.34);
+    assert!(registry.get("a").unwrap().alarm.is_some());
+    add(&mut registry, "c", "args");
+    probed(&mut registry, "c", None, 4);
+    assert_eq!(seen(&registry, "c"), (1.0, WeightSource::Default, State::Ready));
+    probed(&mut registry, "a", Some(980.0), 5);
+    assert!(registry.get("a").unwrap().alarm.is_none());
+}
+
+#[test]
+fn other_launch_arguments_are_measured_anew_and_the_same_are_not() {
+    let mut registry = registry(&["a"]);
+    registry.identified("a", Identity::default(), 1_000, 0);
+    assert!(!registry.get("a").unwrap().registered);
+    probed(&mut registry, "a", Some(980.0), 10);
+    assert_eq!(add(&mut registry, "a", "args"), Registered::Reconnect);
+    assert_eq!(add(&mut registry, "a", "other"), Registered::Changed);
+    registry.identified("a", Identity::default(), 1_000, 20);
+    assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
+    // Back to the first: its result is kept, for as long as it is young.
+    assert_eq!(add(&mut registry, "a", "args"), Registered::Changed);
+    registry.identified("a", Identity::default(), 1_000, 1_009);
+    assert!(registry.get("a").unwrap().registered && registry.get("a").unwrap().history.back().unwrap().reused);
+    assert_eq!(add(&mut registry, "a", "other"), Registered::Changed);
+    assert_eq!(add(&mut registry, "a", "args"), Registered::Changed);
+    registry.identified("a", Identity::default(), 1_000, 1_010);
+    assert!(!registry.get("a").unwrap().registered);
+}
+
+#[test]
+fn a_pin_rules_and_is_not_clamped() {
+    let mut registry = registry(&["a", "b"]);
+    probed(&mut registry, "a", Some(980.0), 1);
+    registry.get_mut("a").unwrap().pin =
+        Some(Pin { weight: Weight::try_new(100.0).unwrap(), reason: String::new(), at_ms: 0 });
+    assert_eq!(seen(&registry, "a"), (100.0, WeightSource::Pinned, State::Ready));
+}
+
+fn settings() -> config::Health {
+    config::Config::parse("pools: [{name: p, models: [m]}]").unwrap().health
+}
+
+fn failed(loss: Loss) -> Result<(), CheckFailure> {
+    Err(CheckFailure { message: "no".into(), loss })
+}
+
+#[test]
+fn health_needs_several_failures_and_one_success() {
+    let mut registry = registry(&["a"]);
+    let mut check = |result| {
+        let verdict = registry.checked("a", result, settings(), 0).verdict;
+        (verdict, seen(&registry, "a").2)
+    };
+    assert_eq!(check(failed(Loss::None)), (false, State::Ready));
+    assert_eq!(check(Ok(())), (false, State::Ready));
+    assert_eq!(check(failed(Loss::None)), (false, State::Ready));
+    assert_eq!(check(failed(Loss::None)), (false, State::Ready));
+    assert_eq!(check(failed(Loss::None)), (true, State::Unhealthy));
+    assert_eq!(check(Ok(())), (true, State::Ready));
+}
+
+fn told(started_s: Option<f64>, kv_tokens: Option<u64>) -> Result<Signals, EngineError> {
+    Ok(Signals { started_s, kv_tokens, ..Signals::default() })
+}
+
+fn epoch(registry: &Registry) -> u64 {
+    registry.get("a").unwrap().epoch.value
+}
+
+#[test]
+fn a_restart_is_another_epoch_and_a_missed_scrape_is_not() {
+    let mut registry = registry(&["a"]);
+    assert_eq!(epoch(&registry), 0);
+    let first = registry.scraped("a", told(Some(100.5), None), 1);
+    assert!(first.restarted && first.publish);
+    for result in
+        [Err(EngineError::Http("late".into())), Err(EngineError::Refused("no".into())), told(Some(100.5), None)]
+    {
+        let seen = registry.scraped("a", result, 2);
+        assert_eq!((seen.restarted, seen.publish, epoch(&registry)), (false, false, 100));
+    }
+    registry.identified("a", Identity::default(), 0, 2);
+    let again = registry.scraped("a", told(Some(200.5), None), 3);
+    assert!(again.restarted && again.unidentified);
+    assert_eq!(epoch(&registry), 200);
+}
+
+#[test]
+fn without_a_start_time_a_lost_process_is_another_epoch() {
+    let mut registry = registry(&["a"]);
+    let check = |registry: &mut Registry, result| registry.checked("a", result, settings(), 9_000).restarted;
+    // Slow, or broken, but there.
+    for _ in 0..4 {
+        assert!(!check(&mut registry, failed(Loss::None)));
+    }
+    assert!(!check(&mut registry, Ok(())));
+    // No way to it, but not for long.
+    assert!(!check(&mut registry, failed(Loss::Suspected)) && !check(&mut registry, Ok(())));
+    assert_eq!(epoch(&registry), 0);
+    for _ in 0..3 {
+        check(&mut registry, failed(Loss::Suspected));
+    }
+    assert!(check(&mut registry, Ok(())));
+    assert_eq!(epoch(&registry), 9);
+    // Nobody listened: that once is enough, and it may be something else now.
+    registry.identified("a", Identity::default(), 0, 0);
+    assert!(!check(&mut registry, failed(Loss::Certain)));
+    let back = registry.checked("a", Ok(()), settings(), 9_000);
+    assert!(back.restarted && back.unidentified && !back.verdict);
+    assert_eq!(epoch(&registry), 10);
+    assert!(!check(&mut registry, Ok(())));
+    add(&mut registry, "a", "args");
+    assert_eq!(epoch(&registry), 10);
+    add(&mut registry, "a", "other");
+    assert_eq!(epoch(&registry), 11);
+}
+
+#[test]
+fn the_snapshot_has_what_was_measured_and_told_and_noise_is_no_news() {
+    let mut registry = registry(&["a", "b"]);
+    let subject = registry.subject("a").unwrap();
+    let record = |throughput: f64, prefill: Option<f64>, at_ms| ProbeRecord {
+        throughput_tps: Some(throughput),
+        prefill_tps: prefill,
+        ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
+    };
+    registry.probed("a", &subject, record(980.4, Some(6_123.4), 1));
+    probed(&mut registry, "b", Some(480.0), 1);
+    registry.scraped("a", told(Some(100.5), Some(431_248)), 1);
+    let snapshot = registry.snapshot(1, 0).unwrap();
+    let pool = &snapshot.pools[0];
+    assert_eq!(pool.median_tps, Some(730.0));
+    let a = &pool.endpoints[0];
+    assert_eq!((a.prefill_tps, a.kv_tokens, a.epoch), (Some(6_120.0), Some(431_248), 100));
+    assert_eq!((pool.endpoints[1].prefill_tps, pool.endpoints[1].kv_tokens), (None, None));
+    registry.probed("a", &subject, record(980.0, Some(6_117.0), 2));
+    // A scrape that does not tell the capacity leaves it as it was.
+    registry.scraped("a", told(Some(100.5), None), 2);
+    assert_eq!(registry.snapshot(2, 0), None);
+    registry.probed("a", &subject, record(980.0, None, 3));
+    assert_eq!(registry.snapshot(3, 0).unwrap().pools[0].endpoints[0].prefill_tps, None);
+}
+
+#[test]
+fn a_spared_burst_has_the_kept_prefill_speed() {
+    let mut registry = registry(&["a"]);
+    registry.identified("a", Identity::default(), 1_000, 0);
+    let subject = registry.subject("a").unwrap();
+    let kind = ProbeKind::Registration;
+    let found = ProbeRecord { throughput_tps: Some(9.0), prefill_tps: Some(7.0), ..ProbeRecord::empty(kind, 1) };
+    registry.probed("a", &subject, found);
+    add(&mut registry, "a", "other");
+    registry.identified("a", Identity::default(), 1_000, 2);
+    assert!(registry.get("a").unwrap().kept.is_none());
+    add(&mut registry, "a", "args");
+    let identity = Identity { kv_tokens: Some(32_768), window: Some(8_192), ..Identity::default() };
+    registry.identified("a", identity, 1_000, 3);
+    let a = registry.get("a").unwrap();
+    assert_eq!(a.kept.as_ref().unwrap().measurement.prefill_tps, Some(7.0));
+    assert_eq!(a.history.back().unwrap().prefill_tps, Some(7.0));
+    assert_eq!((a.kv_tokens, a.context_window()), (Some(32_768), Some(8_192)));
+    let counted: Vec<_> = registry.probes().iter().map(|((_, _, outcome), count)| (*outcome, *count)).collect();
+    assert_eq!(counted, [(Outcome::Measured, 1), (Outcome::Reused, 1)]);
+}
+
+#[test]
+fn versions_only_grow_and_only_when_something_changed() {
+    let mut registry = registry(&["a"]);
+    let first = registry.snapshot(100, 0).unwrap().version;
+    assert_eq!((first, registry.snapshot(200, 0)), (100, None));
+    registry.get_mut("a").unwrap().drain = Some(Drain { reason: String::new(), at_ms: 0 });
+    assert_eq!(registry.snapshot(50, 0).unwrap().version, 101);
+    // An Envoy that holds a higher one, from another prober or a lost store.
+    assert_eq!(registry.snapshot(50, 500).unwrap().version, 501);
+    assert_eq!(registry.snapshot(50, 501), None);
+    assert_eq!(registry.snapshot(50, u64::MAX), None);
+}

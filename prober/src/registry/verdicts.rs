@@ -1,0 +1,162 @@
+//! What follows for every endpoint from everything that is known, and the snapshot that says so.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use weighbridge_routing::snapshot::wire::{self, State};
+use weighbridge_routing::weight::{Weight, cap, median, weights};
+
+use super::{Endpoint, Registry};
+
+/// A version is a time in ms; one that is further ahead than this is no time.
+const DAY_MS: u64 = 24 * 3_600 * 1_000;
+
+/// Where a weight comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightSource {
+    /// The operator.
+    Pinned,
+    /// A warmed burst.
+    Measured,
+    /// Nobody knows better.
+    Default,
+}
+
+/// What follows for one endpoint from everything that is known.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// Its weight.
+    pub weight: Weight,
+    /// Where that comes from.
+    pub source: WeightSource,
+    /// Its state.
+    pub state: State,
+}
+
+impl Registry {
+    /// Weight, source and state of every endpoint, by id.
+    #[must_use]
+    pub fn verdicts(&self) -> BTreeMap<&str, Verdict> {
+        let mut verdicts = BTreeMap::new();
+        for pool in &self.pools {
+            let members: Vec<(&str, &Endpoint)> = self
+                .endpoints
+                .iter()
+                .filter(|(_, endpoint)| endpoint.pool == pool.wire.name)
+                .map(|(id, endpoint)| (id.as_str(), endpoint))
+                .collect();
+            let throughputs: Vec<Option<f64>> = members
+                .iter()
+                .map(|(_, endpoint)| endpoint.kept.as_ref().map(|kept| kept.measurement.throughput_tps))
+                .collect();
+            let measured = weights(&throughputs, self.clamp);
+            for ((id, endpoint), measured) in members.iter().zip(measured) {
+                let (weight, source) = match (&endpoint.pin, measured) {
+                    (Some(pin), _) => (pin.weight, WeightSource::Pinned),
+                    (None, Some(weight)) if endpoint.registered => (weight, WeightSource::Measured),
+                    (None, Some(weight)) => (weight, WeightSource::Default),
+                    (None, None) => (Weight::ONE, WeightSource::Default),
+                };
+                verdicts.insert(*id, Verdict { weight, source, state: state(id, endpoint, &members) });
+            }
+        }
+        verdicts
+    }
+
+    /// The snapshot, when it says something else than the one before. `floor` is the highest version that an Envoy holds.
+    pub fn snapshot(&mut self, now_ms: u64, floor: u64) -> Option<wire::Snapshot> {
+        let verdicts = self.verdicts();
+        let mut pools: Vec<wire::Pool> = self.pools.iter().map(|pool| pool.wire.clone()).collect();
+        for pool in &mut pools {
+            let members = self.endpoints.iter().filter(|(_, endpoint)| endpoint.pool == pool.name);
+            let measured = members.clone().filter_map(|(_, endpoint)| Some(endpoint.kept.as_ref()?.measurement));
+            pool.median_tps = median(measured.map(|measurement| measurement.throughput_tps)).map(rounded);
+            pool.endpoints = members
+                .filter_map(|(id, endpoint)| {
+                    let verdict = verdicts.get(id.as_str())?;
+                    Some(wire::Endpoint {
+                        id: id.clone(),
+                        address: endpoint.address.to_string(),
+                        weight: verdict.weight.get().into(),
+                        cap: Some(cap(pool.admission.base_cap, verdict.weight)),
+                        context_window: endpoint.context_window(),
+                        prefill_tps: endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps).map(rounded),
+                        kv_tokens: endpoint.kv_tokens,
+                        epoch: endpoint.epoch.value,
+                        state: verdict.state,
+                    })
+                })
+                .collect();
+        }
+        // A version from the far future can only be a mistake, and following it would end at the largest number there is.
+        let floor = if floor > now_ms.saturating_add(DAY_MS) { 0 } else { floor };
+        let last = self.published.as_ref().map_or(0, |published| published.version);
+        if let Some(published) = &self.published
+            && published.pools == pools
+            && last >= floor
+        {
+            return None;
+        }
+        let version = now_ms.max(last.saturating_add(1)).max(floor.saturating_add(1));
+        let snapshot = wire::Snapshot { format: 1, version, filter: self.filter.clone(), pools };
+        self.published = Some(snapshot.clone());
+        Some(snapshot)
+    }
+}
+
+/// To three significant digits: the noise of a measurement is no news.
+fn rounded(speed_tps: f64) -> f64 {
+    if !speed_tps.is_finite() || speed_tps <= 0.0 {
+        return speed_tps;
+    }
+    let digits = 2 - speed_tps.log10().floor() as i32;
+    if digits > 0 {
+        let scale = 10f64.powi(digits);
+        (speed_tps * scale).round() / scale
+    } else {
+        let step = 10f64.powi(-digits);
+        (speed_tps / step).round() * step
+    }
+}
+
+fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State {
+    if endpoint.drain.is_some() || endpoint.leaving_at_ms.is_some() {
+        State::Draining
+    } else if !endpoint.health.healthy {
+        State::Unhealthy
+    } else if endpoint.probing && has_stand_in(id, members) {
+        State::Probing
+    } else if is_new(id, endpoint, members) {
+        State::New
+    } else {
+        State::Ready
+    }
+}
+
+/// Never measured, while somebody else of the pool is: it takes no traffic until it is.
+fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool {
+    let known_other = members.iter().any(|(other, endpoint)| *other != id && endpoint.known() && endpoint.available());
+    !endpoint.registered && !endpoint.known() && known_other
+}
+
+/// Whether somebody else can take the traffic meanwhile: seen to be healthy, not in doubt, and not new.
+fn has_stand_in(id: &str, members: &[(&str, &Endpoint)]) -> bool {
+    members.iter().any(|(other, endpoint)| {
+        let sound = endpoint.health.checked && endpoint.health.streak == 0 && endpoint.available();
+        *other != id && sound && !endpoint.probing && !is_new(other, endpoint, members)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rounded;
+
+    #[test]
+    fn three_digits_are_kept() {
+        for (exact, kept) in [(6_123.4, 6_120.0), (0.012_345, 0.012_3), (999.6, 1_000.0), (42.0, 42.0), (0.0, 0.0)] {
+            assert_eq!(rounded(exact), kept, "{exact}");
+        }
+        assert!(rounded(f64::NAN).is_nan());
+    }
+}
