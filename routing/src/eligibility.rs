@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::live::table::Passive;
 use crate::snapshot::{Endpoint, Pool, State};
+use crate::window;
 
 /// What the live table says about one endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -148,7 +149,7 @@ fn reserve(survey: &mut Survey, pool: &Pool, loads: &[Load], long_share: f64) {
         if excluded.is_some() || window(endpoint) <= smallest {
             continue;
         }
-        let kept = ((f64::from(endpoint.cap) * long_share).ceil() as u32).min(endpoint.cap / 2);
+        let kept = window::reserve(endpoint.cap, long_share);
         let in_flight = loads.get(index).map_or(0, |load| load.in_flight);
         if in_flight.saturating_add(kept) >= endpoint.cap {
             *excluded = Some(Exclusion::Reserved);

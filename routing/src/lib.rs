@@ -13,6 +13,7 @@
 //! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
 //! - [`prefix`], [`affinity`]: the checkpoints of a prompt, who holds them, and how much that is worth.
+//! - [`window`]: how large a request is, by estimate, and whether a context window holds it.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 #![cfg_attr(
     not(test),
@@ -34,3 +35,4 @@ pub mod rng;
 pub mod route;
 pub mod snapshot;
 pub mod weight;
+pub mod window;

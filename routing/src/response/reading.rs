@@ -132,9 +132,11 @@ impl Place {
             (Place::Choice, b"delta" | b"message") => Place::ChoiceDelta,
             (Place::Choice, b"text")
             | (Place::TypedDelta, b"text" | b"thinking" | b"partial_json")
-            | (Place::ChoiceDelta, b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls") => {
-                Place::Content
-            }
+            | (
+                Place::ChoiceDelta,
+                b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call"
+                | b"audio",
+            ) => Place::Content,
             (Place::Incomplete, b"reason") => Place::IncompleteReason,
             (Place::Usage, b"prompt_tokens") => Place::Count(Count::Prompt),
             (Place::Usage, b"input_tokens") => Place::Count(Count::Input),
