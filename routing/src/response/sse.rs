@@ -257,6 +257,14 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_counts_only_at_the_beginning() {
+        let text = "\u{feff}data: one\n\n\u{feff}data: two\n\n";
+        for size in 1..text.len() {
+            assert_eq!(split(text.as_bytes(), &[size]).events, [("one".to_owned(), false)], "cut every {size}");
+        }
+    }
+
+    #[test]
     fn a_long_event_goes_on_as_it_comes_and_a_long_comment_is_dropped() {
         for length in [MAX_CARRIED - 1, MAX_CARRIED, MAX_CARRIED + 1, MAX_CARRIED + 20, 3 * MAX_CARRIED] {
             let text = format!(":{0}\n\ndata: {0}\n\ndata: next\n\n", "x".repeat(length));
