@@ -9,6 +9,7 @@
 use std::ptr::null_mut;
 
 use weighbridge_routing::live::{SharedValue, StoreError};
+use weighbridge_routing::prefix::index::Shards;
 
 /// A status other than OK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,7 @@ pub(crate) enum Headers {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Buffer {
     RequestBody = 0,
+    ResponseBody = 1,
     PluginConfiguration = 7,
 }
 
@@ -311,6 +313,20 @@ impl SharedValue for Shared<'_> {
             CAS_MISMATCH => StoreError::Conflict,
             _ => StoreError::Failed,
         })
+    }
+}
+
+/// The shards of the holder index: `prefix/<n>`. They are made when something is first written to them.
+#[derive(Debug)]
+pub(crate) struct Index;
+
+impl Shards for Index {
+    fn load(&mut self, shard: u64) -> (Option<Vec<u8>>, u32) {
+        Shared(&format!("prefix/{shard}")).load()
+    }
+
+    fn store(&mut self, shard: u64, bytes: &[u8], token: u32) -> Result<(), StoreError> {
+        Shared(&format!("prefix/{shard}")).store(bytes, token)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The Weighbridge filter for Envoy: proxy-wasm callbacks on one side, [`weighbridge_routing`] on the other.
 //!
 //! - [`root`]: configuration, ticks, contexts.
-//! - [`stream`]: one HTTP request, from its headers to its log entry.
+//! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`steer`] when
+//!   it has its endpoint, [`placed`] from then on.
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
 //! - [`host`]: every call into Envoy, each status an error or an absence.
@@ -15,8 +16,11 @@
 )]
 
 mod host;
+mod placed;
+mod reading;
 mod root;
 mod stats;
+mod steer;
 mod stream;
 mod vm;
 

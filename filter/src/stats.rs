@@ -16,6 +16,27 @@ const MAX_METRICS: usize = 4_096;
 /// Samples of one histogram kept between two ticks; more are dropped (a tick is half a second).
 const MAX_SAMPLES: usize = 16_384;
 
+/// What came of looking for the holders of a prompt's prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    /// Somebody holds some of it.
+    Hit,
+    /// Nobody does, as far as is known.
+    Miss,
+    /// There was nothing to look for: the prompt is too short, or affinity is off.
+    None,
+}
+
+impl Lookup {
+    fn as_str(self) -> &'static str {
+        match self {
+            Lookup::Hit => "hit",
+            Lookup::Miss => "miss",
+            Lookup::None => "none",
+        }
+    }
+}
+
 /// A metric whose values wait for the next tick.
 #[derive(Debug)]
 struct Waiting<T> {
@@ -46,6 +67,12 @@ impl Stats {
         self.count(reason, pool_key(pool), || {
             format!("weighbridge_requests.pool.{pool}.endpoint.none.reason.{reason}")
         });
+    }
+
+    /// A look for the holders of a prompt's prefix.
+    pub(crate) fn prefix_lookup(&mut self, pool: &str, result: Lookup) {
+        let result = result.as_str();
+        self.count(result, pool_key(pool), || format!("weighbridge_prefix_lookups.pool.{pool}.result.{result}"));
     }
 
     /// An endpoint that was ejected.

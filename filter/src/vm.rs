@@ -6,15 +6,17 @@ use std::collections::HashSet;
 use std::rc::Rc;
 
 use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::{Beat, Beats};
 use weighbridge_routing::live::row::{Ejected, Refused};
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{Admitted, Charge, Report, Row, SharedValue, StoreError, Table, Then, transact};
-use weighbridge_routing::prefix::holders::Holders;
+use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
 
-use crate::host::{self, Level, Shared};
+use crate::host::{self, Index, Level, Shared};
+pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
 
 const SNAPSHOT: &str = "snapshot";
@@ -30,11 +32,15 @@ pub(crate) fn with<T>(work: impl FnOnce(&mut Vm) -> T) -> T {
     VM.with_borrow_mut(work)
 }
 
-/// One pool's row and the key of its live table.
-struct PoolRow {
+/// What the VM has of one pool: its row in the live table, and what the pool's answers have taught.
+struct PoolState {
     pool: String,
-    key: String,
+    live_key: String,
     row: Row,
+    learnt_key: String,
+    learnt: Learnt,
+    /// Not yet shared with the other VMs.
+    pending: Pending,
 }
 
 /// The state of one VM.
@@ -46,7 +52,7 @@ pub(crate) struct Vm {
     snapshot: Option<Rc<Snapshot>>,
     adopted_unix_ms: u64,
     /// Few enough that a search by name is cheaper than a map.
-    rows: Vec<PoolRow>,
+    pools: Vec<PoolState>,
     pub(crate) stats: Stats,
 }
 
@@ -65,7 +71,7 @@ impl Vm {
             rng,
             snapshot: None,
             adopted_unix_ms: 0,
-            rows: Vec::new(),
+            pools: Vec::new(),
             stats: Stats::default(),
         }
     }
@@ -106,8 +112,9 @@ impl Vm {
         // A first write cannot be conditional, so the values that VMs swap are made here, before any worker serves.
         for pool in &snapshot.pools {
             create_if_absent(&live_key(&pool.name), Table::default().bytes());
+            create_if_absent(&learnt_key(&pool.name), &Learnt::default().encode());
             let named = |key: EndpointKey| pool.endpoints.iter().any(|endpoint| endpoint.key == key);
-            if let Some(held) = self.rows.iter_mut().find(|held| held.pool == pool.name) {
+            if let Some(held) = self.pools.iter_mut().find(|held| held.pool == pool.name) {
                 held.row.forget_idle(named);
             }
         }
@@ -125,17 +132,41 @@ impl Vm {
         }
     }
 
+    /// What the pool's answers have taught, as of the last tick.
+    pub(crate) fn learnt(&mut self, pool: &Pool) -> &Learnt {
+        &pool_state(&mut self.pools, self.id, &pool.name).learnt
+    }
+
+    /// Learns from an answer. The others hear of it on the next tick.
+    pub(crate) fn learn(&mut self, pool: &Pool, sample: &Sample) {
+        pool_state(&mut self.pools, self.id, &pool.name).pending.add(sample);
+    }
+
+    /// Looks for who holds a prompt's prefix.
+    pub(crate) fn search(&mut self, pool: &Pool, prefixes: Vec<Prefix>, home: Option<u64>, now_ms: u64) -> Search {
+        let row = &pool_state(&mut self.pools, self.id, &pool.name).row;
+        let clock = |place| pool.endpoints.get(place).map_or(0, |endpoint: &Endpoint| row.clock(endpoint.key, place));
+        Search::new(prefixes, home, pool, clock, now_ms, &mut Index)
+    }
+
+    /// Writes down which endpoint remembers the response of this id.
+    pub(crate) fn learn_response(&mut self, pool: &Pool, id: u64, place: usize, now_ms: u64) {
+        let mut search = self.search(pool, vec![Prefix { hash: id, tokens: 1 }], None, now_ms);
+        search.learn(place, &mut Index);
+    }
+
     /// Picks an endpoint and counts the request there.
     pub(crate) fn admit(
         &mut self,
         pool: &Pool,
         ask: &Ask,
-        prefix: &mut impl Holders,
+        search: &mut Search,
         now_ms: u64,
     ) -> Result<Admitted, Refused> {
         let (id, rng) = (self.id, &mut self.rng);
-        let held = pool_row(&mut self.rows, id, &pool.name);
-        let admitted = held.row.admit(&mut Shared(&held.key), pool, ask, prefix, now_ms, rng)?;
+        let held = pool_state(&mut self.pools, id, &pool.name);
+        let admitted =
+            held.row.admit(&mut Shared(&held.live_key), pool, ask, &mut search.holders(&mut Index), now_ms, rng)?;
         if !admitted.shared {
             self.stats.unshared();
         }
@@ -152,22 +183,30 @@ impl Vm {
         report: Report,
         now_ms: u64,
     ) {
-        let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.shift(&mut Shared(&held.key), from, to, charge, report, now_ms);
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let result = held.row.shift(&mut Shared(&held.live_key), from, to, charge, report, now_ms);
         self.reported(pool, from, result);
+    }
+
+    /// A request has its first token.
+    pub(crate) fn first_token(&mut self, pool: &Pool, endpoint: &Endpoint, charge: &mut Charge) {
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        if held.row.first_token(&mut Shared(&held.live_key), endpoint, charge).is_err() {
+            self.stats.unshared();
+        }
     }
 
     /// Gives a request back.
     pub(crate) fn release(&mut self, pool: &Pool, endpoint: &Endpoint, charge: Charge, report: Report, now_ms: u64) {
-        let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.release(&mut Shared(&held.key), endpoint, charge, report, now_ms);
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let result = held.row.release(&mut Shared(&held.live_key), endpoint, charge, report, now_ms);
         self.reported(pool, endpoint, result);
     }
 
     /// Says how a request goes before it ends.
     pub(crate) fn report(&mut self, pool: &Pool, endpoint: &Endpoint, report: Report, now_ms: u64) {
-        let held = pool_row(&mut self.rows, self.id, &pool.name);
-        let result = held.row.report(&mut Shared(&held.key), endpoint, report, now_ms);
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let result = held.row.report(&mut Shared(&held.live_key), endpoint, report, now_ms);
         self.reported(pool, endpoint, result);
     }
 
@@ -187,8 +226,14 @@ impl Vm {
         self.stats.flush();
         let now_ms = host::now_ms();
         // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
-        if self.rows.iter().any(|held| held.row.is_missing(&mut Shared(&held.key))) {
+        if self.pools.iter().any(|held| held.row.is_missing(&mut Shared(&held.live_key))) {
             self.rewrite_rows();
+        }
+        for held in &mut self.pools {
+            // What could not be shared waits for the next tick.
+            if let Ok(learnt) = learnt::publish(&mut Shared(&held.learnt_key), &mut held.pending) {
+                held.learnt = learnt;
+            }
         }
         if let Some(beats) = self.beat() {
             self.lead(&beats, now_ms);
@@ -225,8 +270,8 @@ impl Vm {
 
     /// After this VM was taken for dead, its rows are gone; what it still holds is written again.
     fn rewrite_rows(&mut self) {
-        for PoolRow { key, row, .. } in &mut self.rows {
-            if row.rewrite(&mut Shared(key)).is_err() {
+        for PoolState { live_key, row, .. } in &mut self.pools {
+            if row.rewrite(&mut Shared(live_key)).is_err() {
                 self.stats.unshared();
             }
         }
@@ -269,6 +314,10 @@ fn live_key(pool: &str) -> String {
     format!("live/{FORMAT}/{pool}")
 }
 
+fn learnt_key(pool: &str) -> String {
+    format!("learnt/1/{pool}")
+}
+
 fn create_if_absent(key: &str, value: &[u8]) {
     if host::shared_data(key).0.is_none() {
         // A failure shows at the first change, which counts it.
@@ -277,10 +326,24 @@ fn create_if_absent(key: &str, value: &[u8]) {
 }
 
 #[expect(clippy::indexing_slicing, reason = "the place was just found, or just filled")]
-fn pool_row<'a>(rows: &'a mut Vec<PoolRow>, id: u64, pool: &str) -> &'a mut PoolRow {
-    let place = rows.iter().position(|held| held.pool == pool).unwrap_or(rows.len());
-    if place == rows.len() {
-        rows.push(PoolRow { pool: pool.to_owned(), key: live_key(pool), row: Row::new(id) });
+fn pool_state<'a>(pools: &'a mut Vec<PoolState>, id: u64, pool: &str) -> &'a mut PoolState {
+    let place = pools.iter().position(|held| held.pool == pool).unwrap_or(pools.len());
+    if place == pools.len() {
+        let learnt_key = learnt_key(pool);
+        let learnt = host::shared_data(&learnt_key).0.map_or_else(Learnt::default, |bytes| Learnt::decode(&bytes));
+        pools.push(PoolState {
+            pool: pool.to_owned(),
+            live_key: live_key(pool),
+            row: Row::new(id),
+            learnt_key,
+            learnt,
+            pending: Pending::default(),
+        });
     }
-    &mut rows[place]
+    &mut pools[place]
+}
+
+/// Writes down that an endpoint has a whole prompt now.
+pub(crate) fn learn_holder(search: &mut Search, place: usize) {
+    search.learn(place, &mut Index);
 }

@@ -78,6 +78,17 @@ impl ApiError {
         answer
     }
 
+    /// 400: the client used another name of the model than its engine does, in a body where it cannot be replaced.
+    #[must_use]
+    pub fn not_renamed(asked: &str, served: &str) -> Self {
+        let message = format!(
+            "model `{asked}` is another name of `{served}`, which is put in its place in plain JSON bodies only: ask for `{served}`."
+        );
+        let mut answer = Self::new(400, INVALID, Some("model_alias_not_replaced"), message);
+        answer.body.param = Some("model");
+        answer
+    }
+
     /// 405: the path takes another method.
     #[must_use]
     pub fn method_not_allowed(method: &str, path: &str) -> Self {

@@ -20,7 +20,7 @@ pub struct Decision<'a> {
     pub pool: &'a str,
     /// The snapshot that was in force.
     pub snapshot: u64,
-    /// Why: a [`Reason`] or a [`Refusal`].
+    /// Why: a [`Reason`](crate::route::Reason) or a [`Refusal`](crate::route::Refusal).
     pub reason: &'static str,
     /// The endpoint that was picked.
     #[serde(skip_serializing_if = "Option::is_none")]

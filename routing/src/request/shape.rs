@@ -28,9 +28,10 @@ pub enum Shape {
 }
 
 /// Whose clients talk: decides what errors look like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
     /// `{"error": {"message", "type", "param", "code"}}`
+    #[default]
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}}`
     Anthropic,

@@ -1,0 +1,303 @@
+//! A request that has its endpoint: followed, watched, released.
+
+use std::rc::Rc;
+
+use weighbridge_routing::decision::{Decision, ResultRecord};
+use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::learnt::Sample;
+use weighbridge_routing::live::{Admitted, Outcome, Report};
+use weighbridge_routing::prefix::index::Search;
+use weighbridge_routing::response::{Facts, Kind, Watcher};
+use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
+
+use crate::host::{self, Buffer, Headers};
+use crate::vm;
+
+const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
+const DECISION_HEADER: &str = "x-weighbridge-decision";
+/// Prompts with less left to compute than this stay pending to their end: the swap would cost more than it tells.
+const WORTH_TELLING_TOKENS: u32 = 256;
+
+/// What is known of a request when it has been read.
+pub(crate) struct Known {
+    pub(crate) ask: Ask,
+    /// Bytes of its text, where that is all there is to it: what its tokens are compared with.
+    pub(crate) prompt_bytes: u64,
+    /// Whether not every endpoint can hold it.
+    pub(crate) long: bool,
+    /// Whether its answer is to be streamed.
+    pub(crate) stream: bool,
+    /// Whether tokens are generated, so that the engine caches what it has read.
+    pub(crate) generates: bool,
+    /// Whether the client asked for the decision and may have it.
+    pub(crate) explain: bool,
+    pub(crate) started_ms: u64,
+}
+
+pub(crate) struct Placed {
+    snapshot: Rc<Snapshot>,
+    pool: usize,
+    known: Known,
+    admitted: Admitted,
+    search: Search,
+    watcher: Option<Watcher>,
+    /// Place in the pool of the endpoint that the request is counted at.
+    at: usize,
+    /// When it was given back; `None` while it is counted.
+    released_ms: Option<u64>,
+    /// Whether that endpoint itself has answered, as opposed to Envoy in its stead.
+    answered: bool,
+    status: u16,
+    ttft_ms: Option<u64>,
+}
+
+impl Placed {
+    pub(crate) fn new(snapshot: Rc<Snapshot>, pool: usize, known: Known, admitted: Admitted, search: Search) -> Self {
+        Placed {
+            at: admitted.pick.chosen(),
+            snapshot,
+            pool,
+            known,
+            admitted,
+            search,
+            watcher: None,
+            released_ms: None,
+            answered: false,
+            status: 0,
+            ttft_ms: None,
+        }
+    }
+
+    pub(crate) fn pool(&self) -> Option<&Pool> {
+        self.snapshot.pools.get(self.pool)
+    }
+
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        self.pool()?.endpoints.get(self.at)
+    }
+
+    /// Why the request went where it went.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.admitted.pick.reason.as_str()
+    }
+
+    /// The answer begins.
+    pub(crate) fn headers(&mut self, end_of_stream: bool) {
+        self.follow();
+        let status = host::header(Headers::Response, ":status").unwrap_or_default();
+        self.status = std::str::from_utf8(&status).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
+        // Below 500 it is always the engine that speaks; above, Envoy may be speaking in its stead.
+        self.answered =
+            self.status < 500 || host::property("response\0code_details").is_some_and(|why| why == b"via_upstream");
+        if self.answered
+            && let Some(endpoint) = self.endpoint()
+        {
+            let _ = host::set_header(Headers::Response, ENDPOINT_HEADER, &endpoint.id);
+        }
+        self.report_trial();
+        if self.known.explain
+            && let Some(decision) = self.decision()
+        {
+            let _ = host::set_header(Headers::Response, DECISION_HEADER, &decision.to_json());
+        }
+        if self.is_success() {
+            // The engine has read the prompt: from now on it holds it.
+            vm::learn_holder(&mut self.search, self.at);
+            // What the client asked for tells the kind; an engine that answers otherwise teaches nothing.
+            self.watcher = Some(Watcher::new(if self.known.stream { Kind::Sse } else { Kind::Json }));
+        }
+        if end_of_stream {
+            self.release(self.outcome(), host::now_ms());
+        }
+    }
+
+    /// Part of the answer passes.
+    pub(crate) fn body(&mut self, size: usize, end_of_stream: bool) {
+        if let Some(watcher) = self.watcher.as_mut().filter(|_| size > 0)
+            && let Some(piece) = host::buffer(Buffer::ResponseBody, 0, size)
+        {
+            watcher.feed(&piece);
+        }
+        let first = self.ttft_ms.is_none() && self.answered && size > 0 && self.has_first_token();
+        if !first && !end_of_stream {
+            return;
+        }
+        let now_ms = host::now_ms();
+        if first {
+            self.first_token(now_ms, end_of_stream);
+        }
+        if end_of_stream {
+            self.release(self.outcome(), now_ms);
+        }
+    }
+
+    /// The answer ended with trailers.
+    pub(crate) fn trailers(&mut self) {
+        self.release(self.outcome(), host::now_ms());
+    }
+
+    /// The last that is heard of a request. Returns the decision record.
+    pub(crate) fn log(&mut self) -> Option<String> {
+        let now_ms = self.released_ms.unwrap_or_else(host::now_ms);
+        if self.released_ms.is_none() {
+            self.follow();
+            self.release(Placed::outcome_of_cut(), now_ms);
+        }
+        // Where nothing was retried there was one attempt; asking Envoy costs a host call.
+        let first_try = self.answered && self.at == self.admitted.pick.chosen();
+        let attempts = if first_try { 1 } else { attempts() };
+        let facts = self.facts();
+        let mut decision = self.decision()?;
+        decision.result = Some(ResultRecord {
+            endpoint: self.endpoint().filter(|_| self.answered).map(|endpoint| endpoint.id.as_str()),
+            status: self.status,
+            attempts,
+            ttft_ms: self.ttft_ms,
+            duration_ms: now_ms.saturating_sub(self.known.started_ms),
+            prompt_tokens: facts.prompt_tokens,
+            cached_tokens: facts.cached_tokens,
+            completion_tokens: facts.completion_tokens,
+            finish: facts.finish.map(|finish| finish.as_str()),
+            error: facts.error,
+        });
+        Some(decision.to_json())
+    }
+
+    /// Envoy did not take the request from us.
+    pub(crate) fn abandon(&mut self, now_ms: u64) {
+        self.release(Outcome::Neutral, now_ms);
+    }
+
+    /// In a stream the first token is told from what comes before it; otherwise the answer comes at once.
+    fn has_first_token(&self) -> bool {
+        !self.known.stream || self.watcher.as_ref().is_none_or(|watcher| watcher.facts().first_token)
+    }
+
+    fn first_token(&mut self, now_ms: u64, end_of_stream: bool) {
+        let ttft_ms = now_ms.saturating_sub(self.known.started_ms);
+        self.ttft_ms = Some(ttft_ms);
+        let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
+        if self.status < 300 {
+            vm::with(|vm| vm.stats.ttft(&pool.name, ttft_ms));
+        }
+        let charge = &mut self.admitted.charge;
+        if !end_of_stream
+            && self.released_ms.is_none()
+            && charge.prompt_tokens >= WORTH_TELLING_TOKENS
+            && let Some(endpoint) = pool.endpoints.get(self.at)
+        {
+            vm::with(|vm| vm.first_token(pool, endpoint, charge));
+        }
+    }
+
+    /// The count follows the endpoint that was really used. With several attempts the pick has failed; with one, Envoy
+    /// did not know its address (yet), which is nobody's fault.
+    fn follow(&mut self) {
+        let Some(address) = host::property("upstream\0address") else { return };
+        let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
+        let now_at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
+        let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
+        let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
+        if let Some(to) = pool.endpoints.get(at) {
+            let outcome = if attempts() > 1 { Outcome::Failure } else { Outcome::Neutral };
+            let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
+            vm::with(|vm| vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms()));
+            self.at = at;
+        }
+    }
+
+    /// Whether the endpoint that the request is counted at had been ejected when it was picked.
+    fn on_trial(&self) -> bool {
+        self.admitted.loads.get(self.at).is_some_and(|load| load.passive.ejections > 0)
+    }
+
+    /// Gives the slot back, once, and learns from the answer.
+    fn release(&mut self, outcome: Outcome, now_ms: u64) {
+        if self.released_ms.is_some() {
+            return;
+        }
+        self.released_ms = Some(now_ms);
+        if let Some(watcher) = &mut self.watcher {
+            watcher.finish();
+        }
+        let facts = self.facts();
+        let report = Report { outcome, trial: self.on_trial(), added_tokens: self.added_tokens(&facts) };
+        let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) else { return };
+        vm::with(|vm| {
+            vm.release(pool, endpoint, self.admitted.charge, report, now_ms);
+            if self.is_success() {
+                vm.learn(pool, &self.sample(&facts));
+            }
+            if let Some(id) = facts.response_id.filter(|_| self.known.generates) {
+                vm.learn_response(pool, id, self.at, now_ms);
+            }
+        });
+    }
+
+    fn facts(&self) -> Facts {
+        self.watcher.as_ref().map(|watcher| watcher.facts().clone()).unwrap_or_default()
+    }
+
+    /// Tokens that this request has put into the engine's cache: what it had to compute and what it generated, as the
+    /// engine says, else by estimate.
+    fn added_tokens(&self, facts: &Facts) -> u64 {
+        if !self.known.generates || !self.is_success() {
+            return 0;
+        }
+        let prompt = facts.prompt_tokens.unwrap_or(self.known.ask.prompt_tokens);
+        let cached = facts
+            .cached_tokens
+            .unwrap_or_else(|| if self.at == self.admitted.pick.chosen() { self.search.matched_tokens() } else { 0 });
+        let output = facts.completion_tokens.unwrap_or(facts.events);
+        prompt.saturating_sub(cached).saturating_add(output)
+    }
+
+    fn sample(&self, facts: &Facts) -> Sample {
+        Sample {
+            prompt_bytes: self.known.prompt_bytes,
+            prompt_tokens: facts.prompt_tokens,
+            output_tokens: facts.completion_tokens.filter(|_| self.known.generates),
+            long: self.known.long,
+        }
+    }
+
+    fn is_success(&self) -> bool {
+        self.answered && (200..300).contains(&self.status)
+    }
+
+    /// A trial has succeeded as soon as its response begins: the end of a long stream would be too late.
+    fn report_trial(&self) {
+        if !self.answered || !self.on_trial() || self.outcome() != Outcome::Success {
+            return;
+        }
+        if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
+            let report = Report { outcome: Outcome::Success, trial: true, added_tokens: 0 };
+            vm::with(|vm| vm.report(pool, endpoint, report, host::now_ms()));
+        }
+    }
+
+    /// How a request that got a whole answer went.
+    fn outcome(&self) -> Outcome {
+        match self.status {
+            429 => Outcome::Neutral,
+            500.. => Outcome::Failure,
+            _ => Outcome::Success,
+        }
+    }
+
+    /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
+    /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
+    fn outcome_of_cut() -> Outcome {
+        let details = host::property("response\0code_details").unwrap_or_default();
+        if details.starts_with(b"upstream_") { Outcome::Failure } else { Outcome::Neutral }
+    }
+
+    fn decision(&self) -> Option<Decision<'_>> {
+        Some(Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted))
+    }
+}
+
+fn attempts() -> u32 {
+    let bytes = host::property("upstream\0request_attempt_count").unwrap_or_default();
+    bytes.try_into().map_or(0, u64::from_le_bytes).try_into().unwrap_or_default()
+}
