@@ -385,6 +385,9 @@ pub struct Endpoint {
     pub kv_tokens: u64,
     /// Changes when the engine restarts.
     pub epoch: u64,
+    /// Identity in the holder index: a hash of key and epoch, so that what an engine held before it restarted is nobody's.
+    /// Never 0.
+    pub holder: u16,
     /// Whether it takes traffic.
     pub state: State,
 }
@@ -635,8 +638,10 @@ fn check_endpoint(
         return refuse(format!("{field}.cap"), 0, "a number from 1, or nothing");
     }
     let address = address.to_string();
+    let key = EndpointKey::of(&raw.id, &address);
     Ok(Endpoint {
-        key: EndpointKey::of(&raw.id, &address),
+        key,
+        holder: (xxh3_64_with_seed(&raw.epoch.to_le_bytes(), key.0) as u16).max(1),
         id: raw.id,
         address,
         weight,
@@ -731,6 +736,15 @@ mod tests {
         twin["name"] = json!("twin");
         value["pools"].as_array_mut().unwrap().push(twin);
         assert!(read(&value).unwrap_err().to_string().starts_with("pools[1].models"));
+    }
+
+    #[test]
+    fn an_engine_that_restarts_is_another_holder() {
+        let mut value = example();
+        let holder = |value: &Value| read(value).unwrap().pools[0].endpoints[0].holder;
+        let before = holder(&value);
+        value["pools"][0]["endpoints"][0]["epoch"] = json!(1);
+        assert_ne!(holder(&value), before);
     }
 
     #[test]

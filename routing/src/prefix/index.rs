@@ -7,7 +7,7 @@
 //! | entry | bits | |
 //! |---|---|---|
 //! | tag | 24 | of the checkpoint's hash; with shard and set, 39 bits tell prefixes apart |
-//! | holder | 16 | hash of the endpoint and of its epoch: what an engine held before it restarted is nobody's |
+//! | holder | 16 | [`Endpoint::holder`](crate::snapshot::Endpoint::holder); 0 marks an empty entry |
 //! | clock | 12 | the holder's token clock when it was last seen to hold this, in 64ths of its KV cache |
 //! | time | 12 | when, in units of 16 s: for eviction only |
 //!
@@ -28,8 +28,7 @@
 
 use super::holders::Holders;
 use crate::live::StoreError;
-use crate::snapshot::{EndpointKey, Pool};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use crate::snapshot::Pool;
 
 /// Shared values of the index.
 pub const SHARDS: u64 = 4096;
@@ -103,11 +102,6 @@ pub struct Search {
     time: u64,
 }
 
-/// The holder's id in entries: never 0, so that an entry of zeros is an empty one.
-fn holder_id(key: EndpointKey, epoch: u64) -> u16 {
-    (xxh3_64_with_seed(&epoch.to_le_bytes(), key.0) as u16).max(1)
-}
-
 impl Search {
     /// Looks for the longest prefix (`prefixes`: shortest first) that an endpoint of the pool holds. `clock` tells each
     /// endpoint's token clock by its place, as far as it is known.
@@ -120,7 +114,7 @@ impl Search {
         shards: &mut impl Shards,
     ) -> Self {
         let holders = pool.endpoints.iter().enumerate().map(|(place, endpoint)| Holder {
-            id: holder_id(endpoint.key, endpoint.epoch),
+            id: endpoint.holder,
             parts: clock(place) / (endpoint.kv_tokens / CACHE_PARTS).max(1),
         });
         let mut search = Search {
@@ -328,6 +322,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
     use std::collections::HashMap;
+    use xxhash_rust::xxh3::xxh3_64_with_seed;
 
     #[derive(Default)]
     struct Memory {
@@ -412,7 +407,7 @@ mod tests {
     fn an_engine_that_restarted_holds_nothing() {
         let (mut pool, mut memory) = (pool(2), Memory::default());
         search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, &mut memory);
-        pool.endpoints[0].epoch = 1;
+        pool.endpoints[0].holder ^= 1;
         assert_eq!(search(prefixes(1, 5), &pool, 0, &mut memory).matched_tokens(), 0);
         pool.endpoints.remove(0);
         assert_eq!(search(prefixes(1, 5), &pool, 0, &mut memory).matched_tokens(), 0);
