@@ -17,6 +17,7 @@ use utoipa::OpenApi;
 
 pub use auth::Token;
 pub use endpoints::Registration;
+pub(crate) use views::word;
 
 use crate::service::Service;
 

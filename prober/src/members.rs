@@ -12,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use weighbridge_routing::snapshot::is_id;
 
 use crate::config;
-use crate::envoy_admin;
 use crate::registry::Origin;
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Table};
@@ -151,9 +150,8 @@ async fn release_leaving(service: &Service) {
     for (id, address, at_ms, running) in leaving {
         // Envoys must know that it drains before it can be called empty.
         let told = service.xds.wait_applied(service.version(), TOLD).await;
-        let active = envoy_admin::active_everywhere(&service.http, &service.config.envoy_admin, address).await;
         // Without an Envoy to ask, the engine's own count decides; without either, the deadline.
-        let empty = if service.config.envoy_admin.is_empty() { running == Some(0) } else { active == 0 };
+        let empty = if service.admins.is_empty() { running == Some(0) } else { service.admins.idle(address).await };
         if !(told && empty) && now_ms() < at_ms {
             continue;
         }

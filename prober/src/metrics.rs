@@ -4,10 +4,12 @@
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry as Metrics;
 
+use crate::api::word;
 use crate::service::{Service, now_ms};
 
 type Labels = Vec<(&'static str, String)>;
@@ -26,6 +28,7 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     };
     let weight = family("weight", "Weight in force");
     let throughput = family("throughput_tps", "Tokens per second of the measurement in force");
+    let prefill = family("prefill_tps", "Prompt tokens per second of the measurement in force");
     let age = family("measurement_age_seconds", "Age of the measurement in force");
     let state = family("state", "1 for the state in force");
     let pinned = family("pinned", "1 where an operator has set the weight");
@@ -36,7 +39,16 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let version = family("snapshot_version", "Version of the snapshot in force");
     let alarms = family("alarms", "Things that are wrong with the prober itself");
     let envoys = family("envoys_connected", "Envoys that are connected");
+    let probes = Family::<Labels, Counter>::default();
+    metrics.register("probes", "Probes by kind and result, since the prober started", probes.clone());
+    let nacks = Counter::<u64>::default();
+    metrics.register("nacks", "Configurations that Envoys have refused, since the prober started", nacks.clone());
+    nacks.inc_by(service.xds.nacks());
     service.read(|registry| {
+        for ((pool, kind, outcome), count) in registry.probes() {
+            let labels = vec![("pool", pool.clone()), ("kind", word(kind)), ("result", word(outcome))];
+            probes.get_or_create(&labels).inc_by(*count);
+        }
         let verdicts = registry.verdicts();
         for (id, endpoint) in registry.endpoints() {
             let Some(verdict) = verdicts.get(id.as_str()) else { continue };
@@ -51,6 +63,9 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             let mut with_state = labels.clone();
             with_state.push(("state", verdict.state.as_str().to_owned()));
             state.get_or_create(&with_state).set(1.0);
+            if let Some(tps) = endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps) {
+                set(&prefill, tps);
+            }
             if let Some(kept) = &endpoint.kept {
                 set(&throughput, kept.measurement.throughput_tps);
                 set(&age, now_ms().saturating_sub(kept.measurement.measured_at_ms) as f64 / 1e3);

@@ -6,7 +6,8 @@
 //! | on demand | asked for | idle first, then takes no traffic; with `force` it waits for nothing, and the result counts as it comes |
 //! | interval | the result is older than `probe.interval` | idle first, then takes no traffic |
 //!
-//! Idle: the engine itself runs nothing, and no Envoy has a request under way there. "Takes no traffic": state `probing`
+//! Idle: the engine itself runs nothing, and no Envoy has a request under way there ([`crate::envoy_admin`] says what
+//! holds for one that does not tell). "Takes no traffic": state `probing`
 //! is published and every Envoy has acknowledged it, unless nobody else of the pool can serve.
 
 use std::net::SocketAddr;
@@ -16,7 +17,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::envoy_admin;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Outcome, ProbeKind, ProbeRecord, Subject};
 use crate::service::{Demand, Service, now_ms};
@@ -251,5 +251,5 @@ async fn idle(service: &Service, address: SocketAddr) -> bool {
         Err(crate::engine::EngineError::Status { .. }) => 0,
         Err(_) => return false,
     };
-    running == 0 && envoy_admin::active_everywhere(&service.http, &service.config.envoy_admin, address).await == 0
+    running == 0 && service.admins.idle(address).await
 }

@@ -11,6 +11,7 @@ use weighbridge_xds::XdsServer;
 
 use crate::config::Config;
 use crate::engine::Client;
+use crate::envoy_admin::Admins;
 use crate::registry::{Memory, ProbeRecord, Registry};
 use crate::store::{Change, Store, StoreError};
 
@@ -53,7 +54,7 @@ pub struct Service {
     /// Speaks to engines.
     pub engines: Client,
     /// Speaks to Envoy admin interfaces.
-    pub http: reqwest::Client,
+    pub admins: Admins,
     registry: Mutex<Registry>,
     demands: Mutex<Vec<Demand>>,
     /// Engines under a burst.
@@ -77,7 +78,7 @@ impl Service {
             xds,
             store,
             engines: Client::new()?,
-            http: reqwest::Client::builder().no_proxy().build()?,
+            admins: Admins::new(&config.envoy_admin)?,
             registry: Mutex::new(registry),
             demands: Mutex::new(Vec::new()),
             busy: Mutex::new(HashSet::new()),

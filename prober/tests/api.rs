@@ -90,6 +90,7 @@ async fn wrong_registrations_are_refused_by_name() {
         ("address", json!("127.0.0.1")),
         ("address", json!("127.0.0.1:0")),
         ("address", json!("0.0.0.0:80")),
+        ("address", json!("no-such-host.invalid:80")),
         ("pool", json!("none")),
         ("context_window", json!(0)),
         ("node", json!(7)),
@@ -107,6 +108,23 @@ async fn wrong_registrations_are_refused_by_name() {
     assert_eq!(prober.post(elsewhere).await.0, 409);
     let gone = prober.http.delete(prober.url("/v1/endpoints/none")).send().await.unwrap();
     assert_eq!(gone.status().as_u16(), 404);
+    prober.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_object_or_no_text_is_refused_in_the_apis_own_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    for body in [json!(["p", "e", "127.0.0.1:9"]), json!([]), json!("p"), json!(7), json!(null)] {
+        let (status, answer) = prober.post(body.clone()).await;
+        assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("invalid_body")), "{body}: {answer}");
+    }
+    let answer = prober.http.get(prober.url("/v1/endpoints/%ff")).send().await.unwrap();
+    assert_eq!(answer.status().as_u16(), 400);
+    let answer: Value = answer.json().await.unwrap();
+    assert_eq!(answer["error"]["code"], "invalid_path", "{answer}");
+    let document: Value = prober.http.get(prober.url("/openapi.json")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(document["paths"]["/v1/endpoints/{id}"]["get"]["parameters"][0]["name"], "id");
     prober.stop().await;
 }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::error::{ApiError, Body, ErrorBody};
+use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
 use crate::config;
 use crate::members::{LEAVE_MS, resolve};
@@ -89,9 +89,10 @@ pub(super) async fn register(
         return Err(ApiError::field(error));
     }
     let id = written.id.clone();
-    let address = resolve(&written.address).await.ok().and_then(|addresses| addresses.first().copied());
-    let address = address.ok_or_else(|| {
-        let message = format!("address is {:?}: expected a host that resolves", written.address);
+    let resolved = resolve(&written.address).await;
+    let address = resolved.and_then(|addresses| addresses.first().copied().ok_or_else(|| "no address".to_owned()));
+    let address = address.map_err(|why| {
+        let message = format!("address is {:?}: expected a host whose name resolves ({why})", written.address);
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
     })?;
     let known_from_file =

@@ -3,7 +3,8 @@
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -84,6 +85,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             ApiError::new(rejection.status(), "unreadable_body", rejection.body_text())
         })?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        // serde takes an array, too, for a struct, its fields in order of declaration: nobody means that.
+        if bytes.trim_ascii_start().first() == Some(&b'[') {
+            let message = "the body is an array: expected an object";
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", message));
+        }
         let mut reader = serde_json::Deserializer::from_slice(bytes);
         let body = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
             let (field, error) = (error.path().to_string(), error.into_inner());
@@ -97,6 +103,20 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             .end()
             .map_err(|error| ApiError::new(StatusCode::BAD_REQUEST, "invalid_body", format!("the body: {error}")))?;
         Ok(Body(body))
+    }
+}
+
+/// A part of the path; one that is no text is said so in the API's own shape.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match axum::extract::Path::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(part)) => Ok(Path(part)),
+            Err(rejection) => Err(ApiError::new(rejection.status(), "invalid_path", rejection.body_text())),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 use weighbridge_routing::weight::Weight;
 
-use super::error::{ApiError, Body, ErrorBody};
+use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::{EndpointView, ProbeView};
 use crate::registry::{Drain, Endpoint, Pin, RegistryError};
 use crate::service::{Demand, Service, now_ms};

@@ -102,7 +102,8 @@ fn time(ms: u64) -> String {
     humantime::format_rfc3339_millis(time).to_string()
 }
 
-fn word(value: &impl Serialize) -> String {
+/// The word that an enum is in JSON.
+pub(crate) fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

@@ -121,6 +121,7 @@ struct State {
     next_stream: u64,
     departures: u64,
     highest_seen: u64,
+    nacks: u64,
 }
 
 /// The state of all Envoys.
@@ -226,6 +227,12 @@ impl Registry {
         connected.peek().is_some() && connected.all(|node| !node.types().is_empty() && node.in_sync_with(version))
     }
 
+    /// How many configurations have been refused.
+    #[must_use]
+    pub fn nacks(&self) -> u64 {
+        self.lock().nacks
+    }
+
     /// The highest version any client ever named.
     #[must_use]
     pub fn highest_seen(&self) -> u64 {
@@ -252,6 +259,7 @@ impl Entry {
     pub fn update(&self, status: StreamStatus) {
         let mut state = self.registry.lock();
         state.highest_seen = state.highest_seen.max(status.highest_seen);
+        let mut refused = false;
         let Some(node) = state.nodes.get_mut(&self.node_id) else { return };
         let Some(slot) = node.streams.get_mut(&self.stream) else { return };
         if *slot == status {
@@ -259,8 +267,10 @@ impl Entry {
         }
         if status.last_nack.is_some() && status.last_nack != slot.last_nack {
             node.last_nack.clone_from(&status.last_nack);
+            refused = true;
         }
         *slot = status;
+        state.nacks += u64::from(refused);
         drop(state);
         self.registry.touch();
     }
@@ -316,7 +326,11 @@ mod tests {
         let registry = Arc::new(Registry::default());
         let entry = registry.connect("a", "edge");
         let nack = Nack { version: "7".into(), kind: ResourceType::Extensions, message: "no".into() };
-        entry.update(StreamStatus { last_nack: Some(nack.clone()), ..in_sync(ResourceType::Extensions, 6) });
+        // Counted once, however often the stream reports it.
+        for version in [5, 6] {
+            entry.update(StreamStatus { last_nack: Some(nack.clone()), ..in_sync(ResourceType::Extensions, version) });
+        }
+        assert_eq!(registry.nacks(), 1);
         drop(entry);
         let envoy = &registry.envoys()[0];
         assert!(!envoy.connected);

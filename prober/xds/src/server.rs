@@ -127,6 +127,12 @@ impl XdsServer {
         tokio::time::timeout(timeout, applied).await.unwrap_or(false)
     }
 
+    /// How many configurations Envoys have refused.
+    #[must_use]
+    pub fn nacks(&self) -> u64 {
+        self.shared.registry.nacks()
+    }
+
     /// The highest version that a client ever named. A snapshot below it would be ignored by filters that hold that
     /// one, so the next version has to exceed it.
     #[must_use]
