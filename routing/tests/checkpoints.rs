@@ -39,7 +39,7 @@ fn words(seed: &str, bytes: usize) -> String {
     (0..).flat_map(|nth| format!("{seed}{nth} ").into_bytes()).take(bytes).map(char::from).collect()
 }
 
-fn user(content: impl Into<Value>) -> Value {
+fn user<T: Into<Value>>(content: T) -> Value {
     json!({"role": "user", "content": content.into()})
 }
 
@@ -318,7 +318,7 @@ fn where_nothing_is_generated_there_are_no_checkpoints() {
         (Shape::Rerank, json!({"model": "m", "query": "q", "documents": [text, {"text": "b"}]}), 5_002),
         (Shape::Score, json!({"model": "m", "text_1": "q", "text_2": [text, "b"]}), 5_002),
         (Shape::Tokenize, json!({"model": "m", "prompt": text}), 5_000),
-        (Shape::CountTokens, json!({"model": "m", "system": "s", "messages": [user(text.clone())]}), 5_001),
+        (Shape::CountTokens, json!({"model": "m", "system": "s", "messages": [user(text)]}), 5_001),
     ] {
         let prompt = read(shape, &body).prompt;
         assert_eq!((prompt.bytes, prompt.checkpoints.seeded("m").len()), (bytes, 0), "{shape:?}");
@@ -335,7 +335,7 @@ fn any_message() -> impl Strategy<Value = Value> {
     ];
     prop_oneof![
         text().prop_map(user),
-        proptest::collection::vec(part, 0..4).prop_map(|parts| user(parts)),
+        proptest::collection::vec(part, 0..4).prop_map(user::<Vec<Value>>),
         text().prop_map(|text| json!({"role": "tool", "content": text, "tool_call_id": "7"})),
         text().prop_map(
             |text| json!({"role": "assistant", "tool_calls": [{"id": "7", "function": {"arguments": text}}]})

@@ -133,7 +133,7 @@ fn faults(shape: Shape, body: &Map<String, Value>) -> Vec<String> {
                 }
             }
             ("messages", Some(other)) => {
-                faults.push(format!("messages is {}: expected an array of objects", kind(other)))
+                faults.push(format!("messages is {}: expected an array of objects", kind(other)));
             }
             (_, Some(other)) => faults.push(format!("{field} is {}: expected a string or an array", kind(other))),
         }
