@@ -242,7 +242,7 @@ mod tests {
             (b"\"\x00\"", "a control character in a string (it must be escaped) at byte 1"),
             (b"\"\\x\"", "an unknown escape in a string at byte 2"),
             (b"\"\xff\"", "invalid UTF-8 in a string at byte 1"),
-            (b"\"\xe2\x82\"", "invalid UTF-8 in a string at byte 3"),
+            (b"\"\xe2\x82\"", "invalid UTF-8 in a string at byte 1"),
             (b"\x00", "expected a value at byte 0"),
             (b"NaN", "expected a value at byte 0"),
         ];

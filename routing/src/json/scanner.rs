@@ -110,6 +110,13 @@ impl Scanner {
         Err(JsonError { offset: self.offset, problem })
     }
 
+    /// A character is broken, `after` bytes from here, less those of it that came before. The place is its first byte,
+    /// wherever the pieces were cut.
+    fn fail_utf8(&self, after: usize) -> Result<(), JsonError> {
+        let offset = (self.offset + after as u64).saturating_sub(self.cut_len as u64);
+        Err(JsonError { offset, problem: Problem::Utf8 })
+    }
+
     fn between_tokens(&self) -> bool {
         matches!(self.state, State::Value { .. } | State::Key { .. } | State::Colon | State::CommaOrEnd | State::Done)
     }
@@ -244,7 +251,7 @@ impl Scanner {
             took += length;
             self.offset = start + took as u64;
             if self.cut_len > 0 && !after.is_empty() {
-                return self.fail(Problem::Utf8);
+                return self.fail_utf8(0).map(|()| took);
             }
             match after {
                 [] => break,
@@ -293,6 +300,7 @@ impl Scanner {
 
     /// Checks text and hands it on, keeping back the first bytes of a character that the piece cut.
     fn utf8(&mut self, mut plain: &[u8], mut hand_on: impl FnMut(&str)) -> Result<(), JsonError> {
+        let length = plain.len();
         while self.cut_len > 0 {
             let Some((&byte, after)) = plain.split_first() else { return Ok(()) };
             if let Some(place) = self.cut.get_mut(self.cut_len) {
@@ -308,7 +316,7 @@ impl Scanner {
                     self.cut_len = 0;
                 }
                 Err(error) if error.error_len().is_none() => {}
-                Err(_) => return self.fail(Problem::Utf8),
+                Err(_) => return self.fail_utf8(length - plain.len()),
             }
         }
         match std::str::from_utf8(plain) {
@@ -329,7 +337,7 @@ impl Scanner {
                 }
                 self.cut_len = tail.len();
             }
-            Err(_) => return self.fail(Problem::Utf8),
+            Err(error) => return self.fail_utf8(length - plain.len() + error.valid_up_to()),
         }
         Ok(())
     }

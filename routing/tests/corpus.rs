@@ -1,0 +1,43 @@
+//! Runs the fuzz targets over their committed corpus: interesting inputs, and whatever the fuzzer once found.
+
+#[path = "../../tests/fuzz/src/lib.rs"]
+#[allow(unreachable_pub)]
+mod targets;
+
+fn run(target: &str, entry: fn(&[u8])) {
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus").join(target);
+    let mut files: Vec<_> = std::fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 5, "hardly any corpus in {}", corpus.display());
+    for file in files {
+        let data = std::fs::read(&file).unwrap();
+        if std::panic::catch_unwind(|| entry(&data)).is_err() {
+            panic!("{target} fails on {}", file.display());
+        }
+    }
+}
+
+#[test]
+fn requests() {
+    run("request", targets::request);
+}
+
+#[test]
+fn json() {
+    run("json_vs_serde", targets::json_vs_serde);
+}
+
+#[test]
+fn forms() {
+    run("multipart", targets::multipart);
+}
+
+#[test]
+fn live_tables() {
+    run("live_table", targets::live_table);
+}
+
+#[test]
+fn responses() {
+    run("response", targets::response);
+}
