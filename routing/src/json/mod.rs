@@ -16,6 +16,7 @@ mod number;
 mod scanner;
 mod simd;
 mod text;
+mod utf8;
 
 pub use scanner::Scanner;
 

@@ -2,6 +2,7 @@
 
 use super::number::Number;
 use super::text::{Batch, Run, escaped, hex, hex4, run};
+use super::utf8::valid_prefix;
 use super::{JsonError, Kind, MAX_DEPTH, Mode, Problem, Sink};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,10 @@ enum State {
     },
     Done,
 }
+
+/// Bytes of a batch for one escape (which may end a lone surrogate before it), and for a row of them.
+const ONE: usize = 8;
+const MANY: usize = 256;
 
 /// The reader.
 #[derive(Debug)]
@@ -284,11 +289,11 @@ impl Scanner {
     fn plain(&mut self, text: &[u8], ascii: bool, mode: Mode, sink: &mut impl Sink) -> Result<(), JsonError> {
         self.flush_high(mode, sink);
         match mode {
-            Mode::Decoded => self.utf8(text, |text| sink.text(text)),
+            Mode::Decoded => self.utf8(text, false, |text| sink.text(text)),
             _ => {
                 // Plain ASCII needs no check, and it is most of what comes.
                 if !ascii || self.cut_len > 0 {
-                    self.utf8(text, |_| {})?;
+                    self.utf8(text, true, |_| {})?;
                 }
                 if mode == Mode::Raw {
                     sink.raw(text, text.len());
@@ -298,8 +303,9 @@ impl Scanner {
         }
     }
 
-    /// Checks text and hands it on, keeping back the first bytes of a character that the piece cut.
-    fn utf8(&mut self, mut plain: &[u8], mut hand_on: impl FnMut(&str)) -> Result<(), JsonError> {
+    /// Checks text and hands it on, keeping back the first bytes of a character that the piece cut. With `only_check`, what
+    /// is quickly found to be valid is not handed on.
+    fn utf8(&mut self, mut plain: &[u8], only_check: bool, mut hand_on: impl FnMut(&str)) -> Result<(), JsonError> {
         let length = plain.len();
         while self.cut_len > 0 {
             let Some((&byte, after)) = plain.split_first() else { return Ok(()) };
@@ -318,6 +324,9 @@ impl Scanner {
                 Err(error) if error.error_len().is_none() => {}
                 Err(_) => return self.fail_utf8(length - plain.len()),
             }
+        }
+        if only_check {
+            plain = plain.get(valid_prefix(plain)..).unwrap_or_default();
         }
         match std::str::from_utf8(plain) {
             Ok(text) => {
@@ -352,7 +361,7 @@ impl Scanner {
         self.state = State::Text { key };
         let mode = sink.mode();
         self.flush_high(mode, sink);
-        let mut batch = Batch::new();
+        let mut batch = Batch::<ONE>::new();
         add(&mut batch, character, mode, 2, sink);
         hand_over(&mut batch, mode, sink);
         Ok(())
@@ -367,7 +376,7 @@ impl Scanner {
             return Ok(());
         }
         self.state = State::Text { key };
-        let (mode, mut batch) = (sink.mode(), Batch::new());
+        let (mode, mut batch) = (sink.mode(), Batch::<ONE>::new());
         self.unit(code, mode, &mut batch, sink);
         hand_over(&mut batch, mode, sink);
         Ok(())
@@ -375,7 +384,7 @@ impl Scanner {
 
     /// As many `\u` escapes as stand here in one row. Returns how many bytes they take.
     fn units(&mut self, bytes: &[u8], mode: Mode, sink: &mut impl Sink) -> Result<usize, JsonError> {
-        let mut batch = Batch::new();
+        let mut batch = Batch::<MANY>::new();
         let mut took = 0;
         while let Some([b'\\', b'u', digits @ ..]) = bytes.get(took..)
             && let Some(digits) = digits.first_chunk::<4>()
@@ -395,7 +404,7 @@ impl Scanner {
     }
 
     /// One UTF-16 unit.
-    fn unit(&mut self, code: u16, mode: Mode, batch: &mut Batch, sink: &mut impl Sink) {
+    fn unit<const N: usize>(&mut self, code: u16, mode: Mode, batch: &mut Batch<N>, sink: &mut impl Sink) {
         match (self.high.take(), code) {
             (Some(high), 0xDC00..=0xDFFF) => {
                 let pair = 0x10000 + ((u32::from(high) & 0x3FF) << 10 | u32::from(code) & 0x3FF);
@@ -416,14 +425,14 @@ impl Scanner {
     /// A high surrogate that no low one follows.
     fn flush_high(&mut self, mode: Mode, sink: &mut impl Sink) {
         if self.high.take().is_some() {
-            let mut batch = Batch::new();
+            let mut batch = Batch::<ONE>::new();
             add(&mut batch, char::REPLACEMENT_CHARACTER, mode, 6, sink);
             hand_over(&mut batch, mode, sink);
         }
     }
 }
 
-fn add(batch: &mut Batch, character: char, mode: Mode, source: usize, sink: &mut impl Sink) {
+fn add<const N: usize>(batch: &mut Batch<N>, character: char, mode: Mode, source: usize, sink: &mut impl Sink) {
     if !batch.push(character, mode, source) {
         hand_over(batch, mode, sink);
         // An empty batch takes anything.
@@ -431,7 +440,7 @@ fn add(batch: &mut Batch, character: char, mode: Mode, source: usize, sink: &mut
     }
 }
 
-fn hand_over(batch: &mut Batch, mode: Mode, sink: &mut impl Sink) {
+fn hand_over<const N: usize>(batch: &mut Batch<N>, mode: Mode, sink: &mut impl Sink) {
     let (bytes, source) = batch.take();
     if bytes.is_empty() {
         return;

@@ -77,9 +77,29 @@ pub(super) fn escaped(letter: u8) -> Option<char> {
     })
 }
 
+/// The letter that stands for a character after a backslash, where canonical raw text has it that way.
+fn letter(character: char) -> Option<u8> {
+    Some(match character {
+        '"' => b'"',
+        '\\' => b'\\',
+        '\u{8}' => b'b',
+        '\u{c}' => b'f',
+        '\n' => b'n',
+        '\r' => b'r',
+        '\t' => b't',
+        _ => return None,
+    })
+}
+
 /// The value of a hexadecimal digit.
 pub(super) fn hex(byte: u8) -> Option<u16> {
-    char::from(byte).to_digit(16).map(|digit| digit as u16)
+    let digit = match byte {
+        b'0'..=b'9' => byte - b'0',
+        b'a'..=b'f' => byte - b'a' + 10,
+        b'A'..=b'F' => byte - b'A' + 10,
+        _ => return None,
+    };
+    Some(digit.into())
 }
 
 /// Four hexadecimal digits.
@@ -89,43 +109,34 @@ pub(super) fn hex4(digits: &[u8; 4]) -> Option<u16> {
 
 /// Characters that came as escapes, gathered so that the sink hears of them in batches.
 #[derive(Debug)]
-pub(super) struct Batch {
-    bytes: [u8; Batch::CAPACITY],
+pub(super) struct Batch<const N: usize> {
+    bytes: [u8; N],
     length: usize,
     /// How many bytes of the JSON text they stand for.
     source: usize,
 }
 
-impl Batch {
-    const CAPACITY: usize = 96;
-
+impl<const N: usize> Batch<N> {
     pub(super) fn new() -> Self {
-        Batch { bytes: [0; Batch::CAPACITY], length: 0, source: 0 }
+        Batch { bytes: [0; N], length: 0, source: 0 }
     }
 
     /// Adds a character that was `source` bytes of JSON; false when the batch has to be taken first. All bytes of a batch
     /// stand for the same number of bytes of JSON, so that a sink may divide it.
     #[must_use]
     pub(super) fn push(&mut self, character: char, mode: Mode, source: usize) -> bool {
-        let mut utf8 = [0; 4];
-        let text = match (mode, character) {
-            (Mode::Raw, '"') => "\\\"",
-            (Mode::Raw, '\\') => "\\\\",
-            (Mode::Raw, '\u{8}') => "\\b",
-            (Mode::Raw, '\u{c}') => "\\f",
-            (Mode::Raw, '\n') => "\\n",
-            (Mode::Raw, '\r') => "\\r",
-            (Mode::Raw, '\t') => "\\t",
-            _ => character.encode_utf8(&mut utf8),
-        };
-        let fits = self.length + text.len() <= Batch::CAPACITY && self.source * text.len() == source * self.length;
-        if self.length > 0 && !fits {
+        let length = if mode == Mode::Raw && letter(character).is_some() { 2 } else { character.len_utf8() };
+        if self.length > 0 && self.source * length != source * self.length {
             return false;
         }
-        for (to, from) in self.bytes.iter_mut().skip(self.length).zip(text.as_bytes()) {
-            *to = *from;
+        let Some(room) = self.bytes.get_mut(self.length..).filter(|room| room.len() >= 4) else { return false };
+        match (letter(character).filter(|_| mode == Mode::Raw), &mut *room) {
+            (Some(letter), [first, second, ..]) => (*first, *second) = (b'\\', letter),
+            _ => {
+                character.encode_utf8(room);
+            }
         }
-        self.length += text.len();
+        self.length += length;
         self.source += source;
         true
     }
