@@ -400,3 +400,31 @@ proptest! {
         }
     }
 }
+
+/// Text and images of a message as [`any_message`] makes them.
+fn measure(message: &Value) -> (u64, u32) {
+    let length = |text: &Value| text.to_string().len() as u64 - 2;
+    let of_part = |part: &Value| match part["type"].as_str().unwrap() {
+        "text" => (length(&part["text"]), 0),
+        "image_url" => (0, 1),
+        // What the model sees as JSON counts with its keys.
+        _ => (1 + length(&part["input"]["a"][1]), 0),
+    };
+    match (&message["content"], &message["tool_calls"]) {
+        (Value::String(_), _) => (length(&message["content"]), 0),
+        (Value::Array(parts), _) => parts.iter().map(of_part).fold((0, 0), |(a, b), (c, d)| (a + c, b + d)),
+        (_, calls) => ("arguments".len() as u64 + length(&calls[0]["function"]["arguments"]), 0),
+    }
+}
+
+proptest! {
+    #[test]
+    fn text_and_images_are_counted(messages in proptest::collection::vec(any_message(), 0..8), cap in prop_oneof![Just(0), 1u64..100_000]) {
+        let (bytes, images) = messages.iter().map(measure).fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+        let mut reader = Reader::new(Shape::Chat, cap);
+        reader.feed(chat(messages.into()).to_string().as_bytes()).unwrap();
+        let prompt = reader.finish().unwrap().prompt;
+        prop_assert_eq!((prompt.bytes, prompt.images), (bytes, images));
+        prop_assert!(prompt.checkpoints.seeded("m").iter().all(|checkpoint| checkpoint.bytes <= bytes));
+    }
+}
