@@ -165,6 +165,24 @@ fn the_same_message_written_another_way_is_the_same() {
 }
 
 #[test]
+fn the_input_of_the_first_turn_is_an_item_of_the_next() {
+    let text = words("text", 5_000);
+    let first = hashes(Shape::Responses, &json!({"model": "m", "input": text}));
+    assert_eq!(first.len(), 2);
+    for item in [
+        user(text.clone()),
+        json!({"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}),
+        json!({"id": "msg_1", "status": "completed", "type": "message", "role": "user", "content": text}),
+    ] {
+        let next = json!({"model": "m", "input": [item, assistant(words("a", 300))]});
+        let next = hashes(Shape::Responses, &next);
+        assert_eq!((next.len(), shared(&first, &next)), (3, 2), "{item}");
+    }
+    let tool = json!({"type": "function_call_output", "role": "user", "content": text});
+    assert_eq!(shared(&first, &hashes(Shape::Responses, &json!({"model": "m", "input": [tool]}))), 1);
+}
+
+#[test]
 fn everything_that_the_model_sees_makes_a_difference() {
     let long = words("x", 300);
     let differ = [

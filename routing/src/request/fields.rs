@@ -200,6 +200,7 @@ impl Fields {
             _ => None,
         };
         let mut section = Section::new(form, self.prefix_bytes);
+        section.is_user_text = field == Field::Input && self.shape == Shape::Responses;
         section.error =
             expected.map(|expected| RequestError::Kind { field: field.as_str(), expected, found: kind.as_str() });
         self.walker.begin(section, field == Field::Messages);

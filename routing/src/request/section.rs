@@ -21,6 +21,8 @@ pub(super) enum Form {
 #[derive(Debug)]
 pub(super) struct Section {
     pub(super) form: Form,
+    /// Whether a bare string means a user's message with that content.
+    pub(super) is_user_text: bool,
     /// What is wrong with its type.
     pub(super) error: Option<RequestError>,
     /// Bytes of JSON that are text.
@@ -45,6 +47,7 @@ impl Section {
     pub(super) fn new(form: Form, limit: u64) -> Self {
         Section {
             form,
+            is_user_text: false,
             error: None,
             bytes: 0,
             token_ids: 0,

@@ -2,7 +2,8 @@
 //!
 //! The hash of a value: of a string, xxh3 of its canonical text ([`Mode::Raw`]); of an array, a chain over its elements;
 //! of an object, the sum of its fields' `mix(key, value)`, so that the order of fields makes no difference. `null` counts as
-//! absent. A content array of a single text part is that text, and so is a list of one prompt.
+//! absent. A content array of a single text part is that text, and so is a list of one prompt. An `input` of `/v1/responses`
+//! that is a string is the user's message that it will be in the next turn's list of items.
 //!
 //! A checkpoint inside a text has the hash of the messages before, of the keys and elements on the way to the text, and
 //! of the text so far. What stands beside it in the same message (the role) is not in it: it may still come.
@@ -272,6 +273,9 @@ impl Walker {
 
     /// Hash of the messages before and of the way to the current text.
     fn so_far(&self) -> u64 {
+        if self.frames.is_empty() && self.section.is_user_text {
+            return mix(self.section.hash, xxh3_64(b"content"));
+        }
         self.frames.iter().fold(self.section.hash, |hash, frame| match frame {
             Frame { object: true, name: Name::Text, .. } | Frame { object: false, count: 0, .. } => hash,
             Frame { object: true, key, .. } => mix(hash, *key),
@@ -380,10 +384,18 @@ impl Walker {
             return;
         }
         match self.frames.last_mut() {
+            None if self.section.is_user_text => {
+                let fields = [(b"role".as_slice(), xxh3_64(b"user")), (b"content", hash)];
+                let sum = fields.iter().fold(0, |sum: u64, (key, value)| sum.wrapping_add(mix(xxh3_64(key), *value)));
+                self.section.message(mix(sum, 2));
+            }
             None if self.section.form == Form::Conversation => self.section.message(hash),
             None => self.section.hash = hash,
             Some(Frame { level: Level::Items, .. }) => self.section.message(hash),
             Some(Frame { level: Level::Message | Level::Part, object: true, name: Name::Ignored, .. }) => {}
+            // An item without a type is a message.
+            Some(Frame { level: Level::Message, name: Name::Label, key, .. })
+                if *key == xxh3_64(b"type") && hash == xxh3_64(b"message") => {}
             Some(frame) if frame.object => {
                 frame.hash = frame.hash.wrapping_add(mix(frame.key, hash));
                 frame.count += 1;
