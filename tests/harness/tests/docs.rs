@@ -1,10 +1,14 @@
 //! What the documentation shows, works: scripts exist, YAML parses, prober configurations pass the prober's own check,
-//! links lead somewhere.
+//! links lead somewhere, packages that are run exist, and the page about requests knows every path and every error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use harness::artifacts;
+use weighbridge_routing::api_error::ApiError;
+use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::request::{RequestError, Shape, Style};
+use weighbridge_routing::route::Refusal;
 
 /// A fenced block: file, language, content.
 struct Block {
@@ -111,5 +115,85 @@ fn every_relative_link_leads_somewhere() {
             let target = page.parent().unwrap().join(link);
             assert!(target.exists(), "{}: {link} leads nowhere", page.display());
         }
+    }
+}
+
+#[test]
+fn every_package_that_is_run_exists() {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(artifacts::root())
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages: Vec<&str> =
+        metadata["packages"].as_array().unwrap().iter().filter_map(|package| package["name"].as_str()).collect();
+    let mut seen = 0;
+    for block in blocks("sh") {
+        for line in block.text.lines().filter(|line| line.starts_with("cargo run")) {
+            let package = line.split_whitespace().skip_while(|word| *word != "-p").nth(1).unwrap_or_default();
+            assert!(packages.contains(&package), "{}: {line}: no such package", block.file.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 0, "the README shows the fleet simulator");
+}
+
+fn requests_page() -> String {
+    std::fs::read_to_string(artifacts::root().join("docs/requests.md")).unwrap()
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn the_table_of_shapes_has_every_shape_and_no_other_path() {
+    let page = requests_page();
+    let (_, rest) = page.split_once("\n## Shapes\n").unwrap();
+    let (table, _) = rest.split_once("\n## ").unwrap();
+    let mut shapes = Vec::new();
+    for row in table.lines().filter(|line| line.starts_with("| `/")) {
+        let paths = row.split('|').nth(1).unwrap();
+        for path in quoted(paths) {
+            let shape = Shape::of_path(path.as_bytes()).unwrap_or_else(|| panic!("{path} is served by nobody"));
+            shapes.push(shape);
+        }
+    }
+    for shape in Shape::ALL {
+        assert!(shapes.contains(&shape), "{shape:?} is missing");
+    }
+}
+
+#[test]
+fn the_table_of_errors_has_every_error() {
+    let page = requests_page();
+    let (_, table) = page.split_once("\n## Errors\n").unwrap();
+    let ask = Ask::default();
+    let errors = [
+        ApiError::unreadable(&RequestError::NoModel),
+        ApiError::unreadable(&RequestError::Encoding("br".into())),
+        ApiError::unreadable(&RequestError::TooLarge(1)),
+        ApiError::model_not_found("m"),
+        ApiError::not_renamed("a", "b"),
+        ApiError::method_not_allowed("GET", "/"),
+        ApiError::too_large(1),
+        ApiError::refused(Refusal::TooLong { window: 1 }, "p", &ask),
+        ApiError::refused(Refusal::AtCap, "p", &ask),
+        ApiError::refused(Refusal::NoEndpoint, "p", &ask),
+        ApiError::not_configured(),
+    ];
+    for error in errors {
+        let openai: serde_json::Value = serde_json::from_slice(&error.body(Style::OpenAi)).unwrap();
+        let anthropic: serde_json::Value = serde_json::from_slice(&error.body(Style::Anthropic)).unwrap();
+        let code = openai["error"]["code"].as_str().unwrap();
+        let begins = format!("| {} | `{code}` |", error.status);
+        let row = table.lines().find(|line| line.starts_with(&begins)).unwrap_or_else(|| panic!("no row {begins}"));
+        let kind = quoted(row).last().unwrap();
+        assert_eq!(anthropic["error"]["type"], kind, "{row}");
+        let retry = error.retry_after_s.map(|seconds| format!("`retry-after: {seconds}`"));
+        assert_eq!(row.contains("`retry-after"), retry.is_some(), "{row}");
+        assert!(retry.is_none_or(|retry| row.contains(&retry)), "{row}");
     }
 }
