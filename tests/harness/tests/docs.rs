@@ -1,14 +1,15 @@
 //! What the documentation shows, works: scripts exist, YAML parses, prober configurations pass the prober's own check,
-//! links lead somewhere, packages that are run exist, and the page about requests knows every path and every error.
+//! links lead somewhere, packages that are run exist, the page about requests knows every path and every
+//! error, and the one for the on-call person every reason.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use harness::artifacts;
 use weighbridge_routing::api_error::ApiError;
-use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::eligibility::{Ask, Exclusion};
 use weighbridge_routing::request::{RequestError, Shape, Style};
-use weighbridge_routing::route::Refusal;
+use weighbridge_routing::route::{Reason, Refusal};
 
 /// A fenced block: file, language, content.
 struct Block {
@@ -195,5 +196,30 @@ fn the_table_of_errors_has_every_error() {
         let retry = error.retry_after_s.map(|seconds| format!("`retry-after: {seconds}`"));
         assert_eq!(row.contains("`retry-after"), retry.is_some(), "{row}");
         assert!(retry.is_none_or(|retry| row.contains(&retry)), "{row}");
+    }
+}
+
+#[test]
+fn the_on_call_page_explains_every_reason() {
+    use Exclusion::{AtCap, Draining, Ejected, New, Probing, Reserved, Unhealthy, Window};
+    let page = std::fs::read_to_string(artifacts::root().join("docs/operations.md")).unwrap();
+    let explained: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).flat_map(quoted).collect();
+    let reasons = [
+        Reason::OnlyOne,
+        Reason::AllIdle,
+        Reason::LowerLoad,
+        Reason::TieHeavier,
+        Reason::TieChance,
+        Reason::Panic,
+        Reason::Holder,
+        Reason::Home,
+    ];
+    let refusals = [Refusal::AtCap, Refusal::NoEndpoint, Refusal::TooLong { window: 1 }];
+    for word in reasons.map(Reason::as_str).into_iter().chain(refusals.map(Refusal::as_str)) {
+        assert!(explained.contains(&word), "{word} has no row");
+    }
+    let all: Vec<&str> = quoted(&page).collect();
+    for exclusion in [New, Probing, Draining, Unhealthy, Ejected, AtCap, Window, Reserved] {
+        assert!(all.contains(&exclusion.as_str()), "{exclusion:?} is not explained");
     }
 }
