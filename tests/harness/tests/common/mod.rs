@@ -1,6 +1,8 @@
 //! A prober, a real Envoy and simulated engines that know each other.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod fleet;
+
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
