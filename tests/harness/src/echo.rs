@@ -1,11 +1,12 @@
-//! The smallest upstream: reads the request's body, answers at once with a fixed completion.
+//! The smallest upstream: reads the request's body, answers at once with a fixed completion, or with a stream of as many
+//! chunks as the request's `x-echo-chunks` says, each written by itself.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use anyhow::Result;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response, header};
@@ -14,6 +15,12 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::paced::Paced;
+
+/// The request header that asks for a stream of so many chunks.
+pub const CHUNKS_HEADER: &str = "x-echo-chunks";
+const CHUNK: &[u8] = b"data: {\"id\":\"echo\",\"object\":\"chat.completion.chunk\",\"created\":0,\"model\":\"echo\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" ton\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n";
+const END: &[u8] = b"data: {\"id\":\"echo\",\"object\":\"chat.completion.chunk\",\"created\":0,\"model\":\"echo\",\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":100,\"total_tokens\":101}}\n\ndata: [DONE]\n\n";
 const ANSWER: &str = r#"{"id":"echo","object":"chat.completion","created":0,"model":"echo","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
 
 /// A running echo server; dropped, it stops.
@@ -66,10 +73,19 @@ async fn serve(listener: TcpListener, stop: CancellationToken) {
     }
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(request: Request<Incoming>) -> Result<Response<Paced>, Infallible> {
+    let chunks = request.headers().get(CHUNKS_HEADER).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
-    let mut response = Response::new(Full::new(Bytes::from_static(ANSWER.as_bytes())));
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    let (body, content_type) = match chunks {
+        None => (Paced::sized(vec![Bytes::from_static(ANSWER.as_bytes())]), "application/json"),
+        Some(count) => {
+            let mut pieces = vec![Bytes::from_static(CHUNK); count];
+            pieces.push(Bytes::from_static(END));
+            (Paced::open_ended(pieces), "text/event-stream")
+        }
+    };
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
     Ok(response)
 }

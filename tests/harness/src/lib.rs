@@ -5,6 +5,7 @@
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
+//! - [`workload`]: conversations and single prompts for an unequal fleet, the policies to compare, and their figures.
 //! - [`wait`]: polling until something is true, instead of sleeping and hoping.
 //!
 //! Every port is chosen by the system, every process dies with its handle, and a failing test prints the end of the
@@ -20,6 +21,7 @@ pub mod prober;
 pub mod snapshot;
 pub mod upstream;
 pub mod wait;
+pub mod workload;
 
 pub use engine_sim;
 pub use envoy::{Envoy, EnvoyOptions};

@@ -1,6 +1,13 @@
-//! Benchmarks of the gateway.
+//! Benchmarks of the gateway. Each prints a table for people and, last, one line of JSON.
 
+mod index;
+mod long;
+mod multiturn;
+mod noreuse;
+mod output;
 mod overhead;
+mod pair;
+mod stream;
 
 use clap::{Parser, Subcommand};
 
@@ -12,13 +19,28 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// CPU per request of Envoy without and with the filter, interleaved, at three body sizes.
+    /// CPU per request of Envoy without and with the filter, interleaved, at three body sizes, with and without escapes.
     Overhead(overhead::Options),
+    /// The same for a streamed answer of many chunks.
+    Stream(stream::Options),
+    /// Added latency and CPU of a prompt of a million tokens (4 MB).
+    Long(long::Options),
+    /// Conversations on an unequal fleet of simulated engines: prefix hit rate and TTFT per policy.
+    Multiturn(multiturn::Options),
+    /// Prompts that have nothing in common: TTFT with and without affinity.
+    Noreuse(noreuse::Options),
+    /// Envoy's memory over a million distinct prompts.
+    Index(index::Options),
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Overhead(options) => overhead::run(&options).await,
+        Command::Stream(options) => stream::run(&options).await,
+        Command::Long(options) => long::run(&options).await,
+        Command::Multiturn(options) => multiturn::run(&options).await,
+        Command::Noreuse(options) => noreuse::run(&options).await,
+        Command::Index(options) => index::run(&options).await,
     }
 }

@@ -1,0 +1,16 @@
+//! Workloads for comparing policies: what users send ([`talks`], [`singles`]), the unequal fleet that answers
+//! ([`Fleet`]), the policies in front of it ([`Policy`]), and what came of it ([`Figures`]).
+//!
+//! Everything that is random comes from a seed, and a simulated engine's answer is a function of the prompt: every policy
+//! is given exactly the same requests. All times are in seconds of the engines' time, which may run faster than the
+//! wall clock's; `scale` says how much.
+
+mod figures;
+mod fleet;
+mod plan;
+mod run;
+
+pub use figures::Figures;
+pub use fleet::{Fleet, MODEL, Policy};
+pub use plan::{Single, SinglesOptions, Talk, TalksOptions, Turn, singles, talks};
+pub use run::{run_singles, run_talks};
