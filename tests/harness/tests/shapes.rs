@@ -154,12 +154,11 @@ async fn a_wrong_body_is_refused_by_the_name_of_its_field() {
         ("/v1/messages", json!({"model": null, "messages": [], "max_tokens": 1}), "model"),
         ("/v1/messages/count_tokens", json!({"model": "talk", "messages": 3}), "messages"),
         ("/v1/embeddings", json!({"model": "talk", "input": 3}), "input"),
-        ("/v1/rerank", json!({"model": "talk", "query": "q", "documents": "d"}), "documents"),
         ("/tokenize", json!({"model": "talk", "prompt": 3}), "prompt"),
     ];
     for (path, body, field) in cases {
         let outcome = load::send(envoy.gateway(), Call::json(path, &body)).await;
-        assert_eq!(outcome.status, Some(400), "{path} {body}: {outcome:?}");
+        assert_eq!((outcome.status, outcome.engine()), (Some(400), ""), "{path} {body}: {outcome:?}");
         let (style, message, param) = complaint(&outcome);
         assert_eq!(style, if path.starts_with("/v1/messages") { "anthropic" } else { "openai" }, "{path} {body}");
         assert!(message.contains(field), "{path} {body}: {message}");
@@ -213,7 +212,8 @@ async fn gzip_is_read_and_other_encodings_are_415() {
             }
             // What counts is what was read, not what travelled.
             let tokens = outcome.decision()["prompt_tokens"].as_u64().unwrap();
-            assert!(tokens as usize >= body.len() / 8, "{tokens} tokens of {} bytes", body.len());
+            let least = if body.len() > 1_000 { body.len() as u64 / 8 } else { 1 };
+            assert!(tokens >= least, "{tokens} tokens of {} bytes", body.len());
         }
         let mut torn = packed.clone();
         torn.truncate(packed.len() / 2);
@@ -222,8 +222,10 @@ async fn gzip_is_read_and_other_encodings_are_415() {
                 .await;
         assert_eq!(outcome.status, Some(400), "{outcome:?}");
     }
-    for encoding in ["zstd", "br", "deflate", "gzip, gzip"] {
-        let call = Call::post("/v1/chat/completions", short.to_string()).header("content-encoding", encoding);
+    // The body is no JSON to begin with: JSON that is called something else is still read.
+    for encoding in ["zstd", "br", "gzip, gzip"] {
+        let packed = [b"\x28\xb5\x2f\xfd".as_slice(), short.to_string().as_bytes()].concat();
+        let call = Call::post("/v1/chat/completions", packed).header("content-encoding", encoding);
         let outcome = load::send(envoy.gateway(), call).await;
         assert_eq!(outcome.status, Some(415), "{encoding}: {outcome:?}");
         assert!(complaint(&outcome).1.contains("gzip"), "it says what is taken: {outcome:?}");
@@ -289,10 +291,12 @@ async fn it_does_not_matter_how_a_body_travels() {
     ];
     let mut sent = 0;
     for (what, call, status) in calls {
-        // The answer, and what the gateway read; the decision of a second request, since the first one's prefix is new.
+        // The answer, and what the gateway read; that of a second request, since the first one's prefix is new. How
+        // many tokens it takes a byte for changes as it learns; what share of the prompt it has seen before does not.
         let told = |outcome: &Outcome| {
             let decision = outcome.decision();
-            let read = (decision["prompt_tokens"].clone(), decision["prefix"]["matched_tokens"].clone());
+            let matched = decision["prefix"]["matched_tokens"].as_f64().unwrap_or(0.0);
+            let read = decision["prompt_tokens"].as_f64().map(|tokens| (matched / tokens * 100.0).round());
             let answer =
                 if outcome.is_ok() { json!([outcome.reply(), outcome.json()["content"]]) } else { outcome.json() };
             (outcome.status, answer, read)

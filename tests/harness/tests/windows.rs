@@ -97,27 +97,37 @@ async fn where_long_prompts_are_common_the_last_slots_of_the_big_window_are_thei
         let candidates = decision["candidates"].as_array().cloned().unwrap_or_default();
         candidates.iter().any(|candidate| candidate["id"] == "big" && candidate["excluded"] == "reserved")
     };
-    // Half of what comes is long: half of the big one's eight slots, the most there can be, are kept.
-    for round in 0..10 {
-        let calls = (0..8).map(|nth| Call::chat("m", &text(if nth % 2 == 0 { 8_000 } else { 50 }, round * 8 + nth), 2));
-        assert_eq!(load::at_once(envoy.gateway(), calls.collect()).await.ok(), 8);
-    }
-    for engine in &engines {
-        engine.set_fault(Fault { kind: FaultKind::Hang, after_tokens: Some(1), ..Fault::default() });
-    }
+    let hang = |after_tokens| {
+        for engine in &engines {
+            engine.set_fault(match after_tokens {
+                Some(_) => Fault { kind: FaultKind::Hang, after_tokens, ..Fault::default() },
+                None => Fault::default(),
+            });
+        }
+    };
+    hang(Some(1));
     let mut held = Vec::new();
     for nth in 0..4 {
         let stream = load::hold(envoy.gateway(), Call::chat_stream("m", &text(8_000, 2_000 + nth), 8)).await.unwrap();
         assert_eq!(stream.endpoint(), "big");
         held.push(stream);
     }
+    hang(None);
+    // Half of what comes is long: half of the big one's eight slots, the most there can be, are kept.
+    let mut seed = 0;
     eventually("the gateway knows how common they are", DEADLINE, async || {
-        let outcome = load::send(envoy.gateway(), short(99).cut_after(1)).await;
+        for tokens in [8_000, 50, 8_000, 8_000, 50, 8_000, 50, 8_000] {
+            seed += 1;
+            let outcome = load::send(envoy.gateway(), Call::chat("m", &text(tokens, seed), 2)).await;
+            ensure!(outcome.is_ok(), "{outcome:?}");
+        }
+        let outcome = load::send(envoy.gateway(), short(10_000 + seed)).await;
         ensure!(reserved(&outcome), "{}", outcome.decision());
         Ok(())
     })
     .await
     .unwrap();
+    hang(Some(1));
     envoy_counts(&envoy, 0, 4).await;
     for nth in 0..8 {
         let stream = load::hold(envoy.gateway(), short(nth)).await.unwrap();
