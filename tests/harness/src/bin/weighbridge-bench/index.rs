@@ -84,7 +84,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 /// Five messages that nobody else sends: each adds checkpoints.
 fn prompt(seed: usize) -> Call {
     let said = |nth: usize| {
-        let role = if nth % 2 == 0 { "user" } else { "assistant" };
+        let role = if nth.is_multiple_of(2) { "user" } else { "assistant" };
         json!({"role": role, "content": format!("Lorry {seed}, axle {nth}: the scale says {}.", seed.wrapping_mul(7_919 + nth))})
     };
     let messages: Vec<Value> = (0..5).map(said).collect();
