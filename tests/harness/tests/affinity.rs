@@ -279,7 +279,8 @@ async fn c14_distinct_prompts_leave_memory_flat() {
     // Forty messages: as many checkpoints as a prompt can have. An entry that stays would take 16 bytes at the very
     // least, and all of them more than is allowed below.
     let make = |seed: usize| {
-        let said = |nth| json!({"role": "user", "content": format!("{seed} says {nth} for the first time")});
+        let said =
+            |nth| json!({"role": "user", "content": format!("{seed} says {nth} for the first time, ").repeat(10)});
         Call::messages("m", &(0..40).map(said).collect::<Vec<_>>().into(), 2, false)
     };
     let send = async |from: usize, to: usize| {
@@ -289,6 +290,13 @@ async fn c14_distinct_prompts_leave_memory_flat() {
     };
     let early = send(0, PROMPTS / 5).await;
     let late = send(PROMPTS / 5, PROMPTS).await;
+    eventually("every prompt was looked up", DEADLINE, async || {
+        let misses = envoy.stats().await?.sum("wasmcustom.weighbridge_prefix_lookups.pool.m.result.miss");
+        ensure!(misses == PROMPTS as u64, "{misses} misses");
+        Ok(())
+    })
+    .await
+    .unwrap();
     println!("RSS after {} prompts {} KB, after {PROMPTS} {} KB", PROMPTS / 5, early >> 10, late >> 10);
     assert!(late < early + (8 << 20), "{early} -> {late}");
 }

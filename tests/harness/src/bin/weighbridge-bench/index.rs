@@ -85,7 +85,9 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
 fn prompt(seed: usize) -> Call {
     let said = |nth: usize| {
         let role = if nth.is_multiple_of(2) { "user" } else { "assistant" };
-        json!({"role": role, "content": format!("Lorry {seed}, axle {nth}: the scale says {}.", seed.wrapping_mul(7_919 + nth))})
+        let text = format!("Lorry {seed}, axle {nth}: the scale says {}. ", seed.wrapping_mul(7_919 + nth));
+        // Long enough for a checkpoint at each message's end.
+        json!({"role": role, "content": text.repeat(10)})
     };
     let messages: Vec<Value> = (0..5).map(said).collect();
     Call::post("/v1/chat/completions", json!({"model": MODEL, "messages": messages, "max_tokens": 16}).to_string())
