@@ -206,6 +206,20 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_before_a_fault_is_told_however_it_is_cut() {
+        for text in [b"\"ab\xff".as_slice(), b"\"ab\xc3\"", b"\"ab\x01", b"\"\\u0061\\u0062\\ux", b"\"ab\\x"] {
+            for cut in [1, 2, 3, 100] {
+                let mut log = Log { lines: Vec::new(), bytes: None, source: 0, mode: Mode::Decoded };
+                let mut scanner = Scanner::default();
+                // Enough after the fault for the scanner to take it in one step.
+                let text = [text, b"      "].concat();
+                assert!(text.chunks(cut).any(|piece| scanner.feed(piece, &mut log).is_err()), "{text:?}");
+                assert_eq!(log.bytes.as_deref(), Some(b"ab".as_slice()), "{text:?} in pieces of {cut}");
+            }
+        }
+    }
+
+    #[test]
     fn raw_text_is_the_same_whoever_wrote_it() {
         let text = "a\nb\"\\/\u{e9}\u{4e2d}\u{1F600}\t";
         let ways = [

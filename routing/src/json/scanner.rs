@@ -346,7 +346,16 @@ impl Scanner {
                 }
                 self.cut_len = tail.len();
             }
-            Err(error) => return self.fail_utf8(length - plain.len() + error.valid_up_to()),
+            Err(error) => {
+                // What was right before it is told, as it would have been had it come alone.
+                let (valid, _) = plain.split_at_checked(error.valid_up_to()).unwrap_or_default();
+                if let Ok(text) = std::str::from_utf8(valid)
+                    && !text.is_empty()
+                {
+                    hand_on(text);
+                }
+                return self.fail_utf8(length - plain.len() + valid.len());
+            }
         }
         Ok(())
     }
@@ -390,6 +399,7 @@ impl Scanner {
             && let Some(digits) = digits.first_chunk::<4>()
         {
             let Some(code) = hex4(digits) else {
+                hand_over(&mut batch, mode, sink);
                 let wrong = digits.iter().take_while(|digit| digit.is_ascii_hexdigit()).count();
                 self.offset += (took + 2 + wrong) as u64;
                 return self.fail(Problem::Escape);
