@@ -102,7 +102,8 @@ impl Placed {
         }
         if self.is_success() {
             // The engine has read the prompt: from now on it holds it.
-            vm::learn_holder(&mut self.search, self.at);
+            let clock = self.admitted.loads.get(self.at).map_or(0, |load| load.clock);
+            vm::learn_holder(&mut self.search, self.at, clock);
             // What the client asked for tells the kind; an engine that answers otherwise teaches nothing.
             self.watcher = Some(Watcher::new(if self.known.stream { Kind::Sse } else { Kind::Json }));
         }
@@ -229,7 +230,7 @@ impl Placed {
                 vm.learn(pool, &self.sample(&facts));
             }
             if let Some(id) = facts.response_id.filter(|_| self.known.generates) {
-                vm.learn_response(pool, id, self.at, now_ms);
+                vm.learn_response(pool, endpoint, id, self.at, now_ms);
             }
         });
     }

@@ -58,7 +58,7 @@ impl Reading {
 
     fn feed(&mut self, piece: &[u8], limit: u64) -> Result<(), RequestError> {
         if let Some(reader) = &mut self.reader {
-            return reader.feed(piece);
+            return reader.feed(piece).map_err(blame);
         }
         let prefix_bytes = self.snapshot.prefix_bytes;
         // JSON shows itself; what else a body may be only the headers tell, and asking for them costs.
@@ -70,8 +70,14 @@ impl Reading {
             let headers = request::Headers { content_type: &content_type, content_encoding: &content_encoding };
             Reader::with_headers(self.shape, prefix_bytes, headers, limit)?
         };
-        reader.feed(piece)?;
+        reader.feed(piece).map_err(blame)?;
         self.reader = Some(reader);
         Ok(())
     }
+}
+
+/// What began like JSON and is none may be encoded in a way that is not supported: then that is what is wrong.
+fn blame(error: RequestError) -> RequestError {
+    let encoding = host::header(Headers::Request, "content-encoding").unwrap_or_default();
+    request::encoding::Encoding::of_header(&encoding).err().unwrap_or(error)
 }

@@ -87,7 +87,7 @@ impl Stats {
         self.count("unshared", 0, || "weighbridge_live_write_failures".to_owned());
     }
 
-    /// Time to the first byte of an answer's body.
+    /// Time to the first token of a stream, or the first byte of another answer.
     pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
         let full = self.histograms.len() >= MAX_METRICS;
         let waiting = self.histograms.entry(if full { 0 } else { pool_key(pool) }).or_insert_with(|| Waiting {
@@ -146,7 +146,8 @@ impl Stats {
             let mut name = name();
             if key.1 == u64::MAX {
                 let family = name.split('.').next().unwrap_or_default();
-                name = format!("{family}.pool.other.endpoint.other.reason.{what}");
+                let result = if name.contains(".result.") { "result" } else { "endpoint.other.reason" };
+                name = format!("{family}.pool.other.{result}.{what}");
             }
             Waiting { id: host::define_metric(Metric::Counter, &name), values: 0 }
         });

@@ -7,7 +7,7 @@ use proxy_wasm::types::Action;
 use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::prefix::index::{Prefix, Search};
-use weighbridge_routing::request::{Request, Shape, Style};
+use weighbridge_routing::request::{Request, RequestError, Shape, Style};
 use weighbridge_routing::snapshot::{Pool, Snapshot, State};
 use weighbridge_routing::window::Need;
 
@@ -62,6 +62,11 @@ impl Stream {
         self.answer(error, &format!("weighbridge_{reason}"))
     }
 
+    fn refuse_unreadable(&mut self, error: &RequestError) -> Action {
+        let reason = if matches!(error, RequestError::TooLarge(_)) { "too_large" } else { "invalid_request" };
+        self.refuse(&ApiError::unreadable(error), "none", reason)
+    }
+
     fn list_models(&mut self, snapshot: &Snapshot) -> Action {
         let body = snapshot.models_json();
         if host::respond(200, "weighbridge_models", &[("content-type", "application/json")], &body).is_err() {
@@ -75,7 +80,7 @@ impl Stream {
         let Phase::Reading(reading) = &mut self.phase else { return Action::Continue };
         match reading.read(body_size, complete) {
             Err(Unreadable::TooLarge(limit)) => self.refuse(&ApiError::too_large(limit), "none", "too_large"),
-            Err(Unreadable::Request(error)) => self.refuse(&ApiError::unreadable(&error), "none", "invalid_request"),
+            Err(Unreadable::Request(error)) => self.refuse_unreadable(&error),
             Ok(()) if complete => self.place(body_size),
             Ok(()) => Action::Pause,
         }
@@ -86,7 +91,7 @@ impl Stream {
         let (snapshot, shape, explain) = (Rc::clone(&reading.snapshot), reading.shape, reading.explain);
         let request = match reading.finish() {
             Ok(request) => request,
-            Err(error) => return self.refuse(&ApiError::unreadable(&error), "none", "invalid_request"),
+            Err(error) => return self.refuse_unreadable(&error),
         };
         let Some((index, pool)) = snapshot.pool_for_model(&request.model) else {
             return self.refuse(&ApiError::model_not_found(&request.model), "none", "model_not_found");
@@ -108,7 +113,7 @@ impl Stream {
                 let record = Decision::refused(pool, snapshot.version, &ask, &refused).to_json();
                 let _ = host::set_property(DECISION_STATE, &record);
                 let refusal = refused.refusal;
-                return self.refuse(&ApiError::refused(refusal, &pool.name, &ask), &pool.name, refusal.as_str());
+                return self.refuse(&ApiError::refused(refusal, &pool.name, &ask, shape), &pool.name, refusal.as_str());
             }
         };
         let steered = steer(pool, &admitted);

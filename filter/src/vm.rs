@@ -8,7 +8,7 @@ use std::rc::Rc;
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::{Beat, Beats};
-use weighbridge_routing::live::row::{Ejected, Refused};
+use weighbridge_routing::live::row::{Ejected, Look, Refused};
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{Admitted, Charge, Report, Row, SharedValue, StoreError, Table, Then, transact};
 use weighbridge_routing::prefix::index::{Prefix, Search};
@@ -150,9 +150,12 @@ impl Vm {
     }
 
     /// Writes down which endpoint remembers the response of this id.
-    pub(crate) fn learn_response(&mut self, pool: &Pool, id: u64, place: usize, now_ms: u64) {
-        let mut search = self.search(pool, vec![Prefix { hash: id, tokens: 1 }], None, now_ms);
-        search.learn(place, &mut Index);
+    pub(crate) fn learn_response(&mut self, pool: &Pool, endpoint: &Endpoint, id: u64, place: usize, now_ms: u64) {
+        if pool.affinity.enabled {
+            let clock = pool_state(&mut self.pools, self.id, &pool.name).row.clock(endpoint.key, place);
+            let mut search = self.search(pool, vec![Prefix { hash: id, tokens: 1 }], None, now_ms);
+            search.learn(place, clock, &mut Index);
+        }
     }
 
     /// Picks an endpoint and counts the request there.
@@ -226,8 +229,10 @@ impl Vm {
         self.stats.flush();
         let now_ms = host::now_ms();
         // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
-        if self.pools.iter().any(|held| held.row.is_missing(&mut Shared(&held.live_key))) {
-            self.rewrite_rows();
+        for PoolState { live_key, row, .. } in &mut self.pools {
+            if row.look(&mut Shared(live_key)) == Look::Missing && row.rewrite(&mut Shared(live_key)).is_err() {
+                self.stats.unshared();
+            }
         }
         for held in &mut self.pools {
             // What could not be shared waits for the next tick.
@@ -343,7 +348,7 @@ fn pool_state<'a>(pools: &'a mut Vec<PoolState>, id: u64, pool: &str) -> &'a mut
     &mut pools[place]
 }
 
-/// Writes down that an endpoint has a whole prompt now.
-pub(crate) fn learn_holder(search: &mut Search, place: usize) {
-    search.learn(place, &mut Index);
+/// Writes down that an endpoint, whose token clock is `clock`, has a whole prompt now.
+pub(crate) fn learn_holder(search: &mut Search, place: usize, clock: u64) {
+    search.learn(place, clock, &mut Index);
 }

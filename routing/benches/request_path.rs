@@ -100,7 +100,7 @@ fn decide(criterion: &mut Criterion) {
         let (mut index, mut live) = (Memory::default(), Memory::default());
         let learnt = Learnt::default();
         criterion.bench_function(&format!("checkpoints and look-up, {endpoints} endpoints"), |bench| {
-            Search::new(prefixes(&request), None, &pool, |_| 0, 0, &mut index).learn(1, &mut index);
+            Search::new(prefixes(&request), None, &pool, |_| 0, 0, &mut index).learn(1, 0, &mut index);
             bench.iter(|| Search::new(prefixes(black_box(&request)), None, &pool, |_| 0, 0, &mut index));
         });
         let need = Need::of(Shape::Chat, &request.prompt, request.max_output, &learnt);

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::eligibility::Ask;
-use crate::request::{RequestError, Style};
+use crate::request::{RequestError, Shape, Style};
 use crate::route::Refusal;
 
 /// An error answer.
@@ -105,23 +105,23 @@ impl ApiError {
 
     /// 400: no endpoint's context window holds the request. `window` is the largest there is; `prompt` is an estimate.
     #[must_use]
-    pub fn context_length(window: u64, prompt: u64, output: u64) -> Self {
+    pub fn context_length(window: u64, prompt: u64, output: u64, shape: Shape) -> Self {
         let total = prompt.saturating_add(output);
         let message = format!(
             "This model's maximum context length is {window} tokens. However, you requested about {total} tokens \
              ({prompt} in the prompt, {output} for the completion)."
         );
         let mut answer = Self::new(400, INVALID, Some("context_length_exceeded"), message);
-        answer.body.param = Some("messages");
+        answer.body.param = Some(shape.prompt_field());
         answer
     }
 
     /// 400 when no context window holds the request, 429 when all are at their cap, 503 when none can serve.
     #[must_use]
-    pub fn refused(refusal: Refusal, pool: &str, ask: &Ask) -> Self {
+    pub fn refused(refusal: Refusal, pool: &str, ask: &Ask, shape: Shape) -> Self {
         let mut answer = match refusal {
             Refusal::TooLong { window } => {
-                return Self::context_length(window, ask.prompt_tokens, ask.requested_tokens);
+                return Self::context_length(window, ask.prompt_tokens, ask.requested_tokens, shape);
             }
             Refusal::AtCap => Self::new(
                 429,
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(body["type"], "error");
             body["error"].clone()
         };
-        let error = of(&ApiError::context_length(32_768, 40_000, 128));
+        let error = of(&ApiError::context_length(32_768, 40_000, 128, Shape::Chat));
         assert_eq!(error["type"], "invalid_request_error");
         assert_eq!(
             error["message"],
@@ -209,8 +209,8 @@ mod tests {
         for (error, kind) in [
             (ApiError::model_not_found("x"), "not_found_error"),
             (ApiError::too_large(7), "request_too_large"),
-            (ApiError::refused(Refusal::AtCap, "p", &Ask::default()), "rate_limit_error"),
-            (ApiError::refused(Refusal::NoEndpoint, "p", &Ask::default()), "overloaded_error"),
+            (ApiError::refused(Refusal::AtCap, "p", &Ask::default(), Shape::Messages), "rate_limit_error"),
+            (ApiError::refused(Refusal::NoEndpoint, "p", &Ask::default(), Shape::Messages), "overloaded_error"),
             (ApiError::method_not_allowed("GET", "/v1/messages"), "invalid_request_error"),
         ] {
             assert_eq!(of(&error)["type"], kind);

@@ -51,7 +51,8 @@ pub struct CandidateRecord<'a> {
     pub cap: u32,
     /// Tokens that the requests in flight still have to compute or generate, by estimate.
     pub pending_tokens: u32,
-    /// `in_flight / weight`, to two places: what is compared.
+    /// What is compared, to two places: requests in flight per weight, or pending tokens per weight where the policy is
+    /// `least_pending_tokens`.
     pub load: f64,
     /// Whether it was among those compared.
     pub drawn: bool,
@@ -68,7 +69,7 @@ pub struct PrefixRecord<'a> {
     pub matched_tokens: u64,
     /// Of these, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
-    /// How much fuller than the freest a holder could be, in the unit of `load`.
+    /// How much fuller than the freest a holder could be, in requests per weight.
     pub allowance: f64,
 }
 
@@ -81,7 +82,7 @@ pub struct ResultRecord<'a> {
     pub status: u16,
     /// Attempts that Envoy made.
     pub attempts: u32,
-    /// From the decision to the first byte of the answer's body, in ms.
+    /// From the decision to the first token of a stream, or the first byte of another answer, in ms.
     pub ttft_ms: Option<u64>,
     /// From the decision to the end of the answer, in ms.
     pub duration_ms: u64,
@@ -141,7 +142,7 @@ impl<'a> Decision<'a> {
                 in_flight: load.in_flight,
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
-                load: hundredths(f64::from(load.in_flight) / endpoint.weight.get()),
+                load: hundredths(f64::from(load.compared(pool.policy)) / endpoint.weight.get()),
                 drawn,
                 excluded: survey.excluded.get(index).copied().flatten().map(Exclusion::as_str),
             })

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use crate::live::table::Passive;
-use crate::snapshot::{Endpoint, Pool, State};
+use crate::snapshot::{Endpoint, Policy, Pool, State};
 use crate::window;
 
 /// What the live table says about one endpoint.
@@ -19,6 +19,17 @@ pub struct Load {
     pub passive: Passive,
     /// Its token clock; see [`crate::prefix::index`].
     pub clock: u64,
+}
+
+impl Load {
+    /// What the policy compares.
+    #[must_use]
+    pub fn compared(&self, policy: Policy) -> u32 {
+        match policy {
+            Policy::P2c => self.in_flight,
+            Policy::LeastPendingTokens => self.pending_tokens,
+        }
+    }
 }
 
 /// Why an endpoint was left out.
@@ -81,6 +92,12 @@ impl Ask {
     pub fn window_tokens(&self) -> u64 {
         self.prompt_tokens.saturating_add(self.requested_tokens)
     }
+
+    /// The least that a context window must hold.
+    #[must_use]
+    pub fn least_window_tokens(&self) -> u64 {
+        self.floor_tokens.saturating_add(self.requested_tokens)
+    }
 }
 
 /// Who may take a request, and why not the others.
@@ -120,7 +137,7 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, now_ms: u64) -> Survey {
     let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
     let ready = || pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
     let largest = ready().map(window).max().unwrap_or_default();
-    let least_possible = ask.floor_tokens.saturating_add(ask.requested_tokens);
+    let least_possible = ask.least_window_tokens();
     let needed = match ask.window_tokens() {
         needed if needed > largest && least_possible <= largest => largest,
         needed => needed,

@@ -7,7 +7,7 @@
 //! | situation | answer |
 //! |---|---|
 //! | no endpoint, none ready | [`Refusal::NoEndpoint`] |
-//! | some ready, the context window of none can hold the request | [`Refusal::TooLong`] |
+//! | the context window of no endpoint, ready or not, can hold the request | [`Refusal::TooLong`] |
 //! | some could serve it, all of them at their cap | [`Refusal::AtCap`] |
 //! | every one that could serve it is ejected | ejections are ignored ([`Reason::Panic`]): a stale verdict must not close the pool |
 //! | an eligible endpoint holds the prompt's prefix and is not too full | it ([`Reason::Holder`]) |
@@ -21,7 +21,7 @@ use crate::eligibility::{Ask, Exclusion, Load, Survey, survey};
 use crate::policy::{Candidate, Choice, Draw, pick};
 use crate::prefix::holders::{Holders, home};
 use crate::rng::SplitMix64;
-use crate::snapshot::{Policy, Pool, State, wire::Cold};
+use crate::snapshot::{Policy, Pool, wire::Cold};
 
 /// How many endpoints a request may try: the pick and two retries.
 pub const HOSTS: usize = 3;
@@ -154,17 +154,13 @@ pub fn decide(
     let mut candidates = Vec::with_capacity(pool.endpoints.len());
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
         if excluded.is_none() {
-            let load = loads.get(index).copied().unwrap_or_default();
-            let load = match pool.policy {
-                Policy::P2c => load.in_flight,
-                Policy::LeastPendingTokens => load.pending_tokens,
-            };
+            let load = loads.get(index).map_or(0, |load| load.compared(pool.policy));
             candidates.push(Candidate { index, weight: endpoint.weight, load });
         }
     }
     let mut drawn = Vec::new();
     let Some((mut chosen, choice)) = pick(&candidates, pool.choices, draw, rng, &mut drawn) else {
-        return Err(Refused { refusal: refusal(pool, &survey), survey });
+        return Err(Refused { refusal: refusal(pool, &survey, ask), survey });
     };
     let mut reason = match choice {
         _ if survey.panic => Reason::Panic,
@@ -195,14 +191,17 @@ pub fn decide(
     Ok(Pick { hosts: hosts(chosen, &candidates), reason, drawn, survey, affinity })
 }
 
-fn refusal(pool: &Pool, survey: &Survey) -> Refusal {
-    let ready = || pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
+/// Too long is for ever, so it is said only when no endpoint of the pool could hold the request, whatever its state.
+fn refusal(pool: &Pool, survey: &Survey, ask: &Ask) -> Refusal {
+    let largest = pool.endpoints.iter().map(|endpoint| endpoint.context_window.map_or(u64::MAX, u64::from)).max();
     if survey.any(Exclusion::AtCap) {
-        Refusal::AtCap
-    } else if survey.any(Exclusion::Window) {
-        Refusal::TooLong { window: ready().filter_map(|endpoint| endpoint.context_window).max().unwrap_or(0).into() }
-    } else {
-        Refusal::NoEndpoint
+        return Refusal::AtCap;
+    }
+    match largest {
+        Some(window) if survey.any(Exclusion::Window) && ask.least_window_tokens() > window => {
+            Refusal::TooLong { window }
+        }
+        _ => Refusal::NoEndpoint,
     }
 }
 
@@ -454,9 +453,12 @@ mod tests {
         for (endpoint, window) in pool.endpoints.iter_mut().zip([1_000, 4_000, 9_000]) {
             endpoint.context_window = Some(window);
         }
+        let pool = pool;
         let of = |prompt_tokens| Ask { prompt_tokens, floor_tokens: prompt_tokens, ..Ask::default() };
         assert_eq!(ask(&pool, &[], &of(2_000), &mut Nobody).unwrap().hosts, [1, 1, 1]);
-        assert_eq!(ask(&pool, &[], &of(5_000), &mut Nobody), Err(Refusal::TooLong { window: 4_000 }));
+        assert_eq!(ask(&pool, &[], &of(9_001), &mut Nobody), Err(Refusal::TooLong { window: 9_000 }));
+        // The one that could hold it will be back.
+        assert_eq!(ask(&pool, &[], &of(5_000), &mut Nobody), Err(Refusal::NoEndpoint));
         let full = [load(0, 0, 0), load(2, 0, 0)];
         assert_eq!(ask(&pool, &full, &of(2_000), &mut Nobody), Err(Refusal::AtCap));
     }

@@ -558,10 +558,10 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
     }
-    let mut ids = HashSet::new();
+    let (mut ids, mut holders) = (HashSet::new(), HashSet::new());
     let mut endpoints = Vec::with_capacity(raw.endpoints.len());
     for (nth, endpoint) in raw.endpoints.into_iter().enumerate() {
-        let endpoint = check_endpoint(
+        let mut endpoint = check_endpoint(
             &field(&format!("endpoints[{nth}]")),
             endpoint,
             raw.admission.base_cap,
@@ -570,6 +570,10 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         )?;
         if !ids.insert(endpoint.id.clone()) {
             return refuse(field(&format!("endpoints[{nth}].id")), endpoint.id, "an id that is used once in the pool");
+        }
+        // 16 bits collide now and then; two endpoints that share one would hold each other's prefixes.
+        while !holders.insert(endpoint.holder) {
+            endpoint.holder = endpoint.holder.wrapping_add(1).max(1);
         }
         endpoints.push(endpoint);
     }
@@ -745,6 +749,16 @@ mod tests {
         let before = holder(&value);
         value["pools"][0]["endpoints"][0]["epoch"] = json!(1);
         assert_ne!(holder(&value), before);
+    }
+
+    #[test]
+    fn no_two_endpoints_of_a_pool_are_the_same_holder() {
+        let mut value = example();
+        let endpoints: Vec<_> =
+            (0..1000).map(|nth| json!({"id": format!("e{nth}"), "address": "10.0.0.1:80", "weight": 1})).collect();
+        value["pools"][0]["endpoints"] = json!(endpoints);
+        let holders: HashSet<u16> = read(&value).unwrap().pools[0].endpoints.iter().map(|one| one.holder).collect();
+        assert_eq!((holders.len(), holders.contains(&0)), (1000, false));
     }
 
     #[test]

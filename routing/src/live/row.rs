@@ -92,6 +92,15 @@ pub enum Ejected {
     No,
 }
 
+/// What a look at the shared value found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// The row is there, or nothing is in flight.
+    Fine,
+    /// The row is gone, and what it counted with it.
+    Missing,
+}
+
 /// The counts of one VM in one pool.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -227,10 +236,17 @@ impl Row {
         self.publish(value, Some((endpoint, report)), now_ms)
     }
 
-    /// Whether something is in flight here of which the shared value knows nothing: the row was dropped.
-    pub fn is_missing(&self, value: &mut impl SharedValue) -> bool {
+    /// Looks at the shared value without a request: brings the token clocks up to date, and tells whether something is in
+    /// flight here of which the value knows nothing, because the row was dropped.
+    pub fn look(&mut self, value: &mut impl SharedValue) -> Look {
         let busy = self.counts.iter().any(|(_, counts)| *counts != Counts::default());
-        busy && value.load().0.and_then(Table::decode).is_none_or(|table| table.row(self.id).is_none())
+        let table = value.load().0.and_then(Table::decode);
+        if let Some(table) = &table {
+            for (hint, (key, clock)) in self.clocks.iter_mut().enumerate() {
+                *clock = table.find(*key, hint).map_or(*clock, |slot| table.clock(slot));
+            }
+        }
+        if busy && table.is_none_or(|table| table.row(self.id).is_none()) { Look::Missing } else { Look::Fine }
     }
 
     /// Writes the row as it is: after it was dropped.
@@ -506,6 +522,12 @@ mod tests {
         assert_eq!(pending(&memory), [0, 0]);
         admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
         assert_eq!((row.clock(b.key, 1), row.clock(b.key, 7), row.clock(a.key, 0)), (1_040, 1_040, 0));
+        // Without a request of its own, a VM hears of the others' on the tick.
+        let mut other = Row::new(2);
+        admit(&mut other, &mut memory, &pool, &mut rng).unwrap();
+        other.release(&mut memory, a, FREE, Report { added_tokens: 7, ..SUCCESS }, 0).1.unwrap();
+        row.look(&mut memory);
+        assert_eq!(row.clock(a.key, 0), 7);
     }
 
     #[test]
@@ -547,11 +569,11 @@ mod tests {
     fn a_row_knows_that_it_is_missing() {
         let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
         let mut row = Row::new(1);
-        assert!(!row.is_missing(&mut memory));
+        assert_eq!(row.look(&mut memory), Look::Fine);
         admit(&mut row, &mut memory, &pool, &mut SplitMix64::seeded(1)).unwrap();
-        assert!(!row.is_missing(&mut memory));
+        assert_eq!(row.look(&mut memory), Look::Fine);
         transact(&mut memory, |table| (table.drop_rows(|_| true), Then::Store)).1.unwrap();
-        assert!(row.is_missing(&mut memory));
+        assert_eq!(row.look(&mut memory), Look::Missing);
     }
 
     proptest! {

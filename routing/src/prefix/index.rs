@@ -14,7 +14,7 @@
 //! **How long an entry is good for** is counted in tokens, not in seconds: an engine forgets a prefix when so many newer
 //! tokens have come in that its cache is full, and an idle one forgets nothing. Each endpoint has a token clock in the
 //! live table, advanced by what each request adds (uncached prompt and answer). An entry older than the holder's whole
-//! cache does not count. An ejection moves the clock on by a whole cache: forgotten.
+//! cache does not count. An ejection moves the clock on by two caches: forgotten.
 //!
 //! **Look-up**: whoever holds a checkpoint holds all shorter ones, so the longest match is found by looking at the three
 //! longest (a conversation's next turn matches there) and then by bisection: at most `3 + log2(n)` reads of 512 bytes for
@@ -23,8 +23,8 @@
 //! **Learning**: when a response begins, the checkpoints beyond the known match are written for the endpoint that
 //! answers. Those below are written again only after an eighth of the cache has been turned over.
 //!
-//! A false match (another prefix with the same 39 bits, or another endpoint with the same 16) sends one request to a
-//! place that turns out to be cold.
+//! A false match (another prefix with the same 39 bits) sends one request to a place that turns out to be cold. Endpoints
+//! of one pool never share a holder id.
 
 use super::holders::Holders;
 use crate::live::StoreError;
@@ -76,6 +76,8 @@ pub struct Prefix {
 #[derive(Debug, Clone, Copy)]
 struct Holder {
     id: u16,
+    /// Tokens of one part of its cache.
+    part: u64,
     /// Its token clock, in parts of its cache.
     parts: u64,
 }
@@ -113,9 +115,9 @@ impl Search {
         now_ms: u64,
         shards: &mut impl Shards,
     ) -> Self {
-        let holders = pool.endpoints.iter().enumerate().map(|(place, endpoint)| Holder {
-            id: endpoint.holder,
-            parts: clock(place) / (endpoint.kv_tokens / CACHE_PARTS).max(1),
+        let holders = pool.endpoints.iter().enumerate().map(|(place, endpoint)| {
+            let part = (endpoint.kv_tokens / CACHE_PARTS).max(1);
+            Holder { id: endpoint.holder, part, parts: clock(place) / part }
         });
         let mut search = Search {
             seen: vec![None; prefixes.len()],
@@ -166,9 +168,11 @@ impl Search {
         self.held_by(place, shards).and_then(|(nth, _)| self.prefixes.get(nth)).map_or(0, |prefix| prefix.tokens)
     }
 
-    /// Writes down that the endpoint at `place` has the whole prompt now. Returns how many entries were written.
-    pub fn learn(&mut self, place: usize, shards: &mut impl Shards) -> usize {
+    /// Writes down that the endpoint at `place`, whose token clock is `clock`, has the whole prompt now. Returns how many
+    /// entries were written.
+    pub fn learn(&mut self, place: usize, clock: u64, shards: &mut impl Shards) -> usize {
         let Some(holder) = self.holders.get(place).copied() else { return 0 };
+        let holder = Holder { parts: clock / holder.part, ..holder };
         let from = match self.held_by(place, shards) {
             Some((nth, held)) if held.age < REFRESH_PARTS => nth + 1,
             _ => 0,
@@ -272,9 +276,18 @@ fn read(hash: u64, holders: &[Holder], shards: &mut impl Shards) -> Vec<Held> {
     let entries = words(&bytes, at).filter_map(Entry::decode).filter(|entry| entry.tag == tag);
     let held = entries.flat_map(|entry| {
         let known = holders.iter().enumerate().filter(move |(_, holder)| holder.id == entry.holder);
-        known.map(move |(place, holder)| Held { place, age: holder.parts.wrapping_sub(entry.clock) & CLOCK_MASK })
+        known.map(move |(place, holder)| Held { place, age: age(holder.parts, entry.clock) })
     });
     held.filter(|held| held.age <= CACHE_PARTS).collect()
+}
+
+/// Parts of the cache that have been turned over since `written`. The clock that a VM knows is a moment old, so an entry of
+/// another VM may be ahead of it, by up to a whole cache: that one is new.
+fn age(now: u64, written: u64) -> u64 {
+    match now.wrapping_sub(written) & CLOCK_MASK {
+        ahead if ahead > CLOCK_MASK - CACHE_PARTS => 0,
+        age => age,
+    }
 }
 
 /// Writes an entry; `false` when it could not be written, which costs a match and nothing else.
@@ -366,12 +379,12 @@ mod tests {
         let (pool, mut memory) = (pool(3), Memory::default());
         let mut first = search(prefixes(1, 10), &pool, 0, &mut memory);
         assert_eq!((first.longest.len(), first.matched_tokens()), (0, 0));
-        assert_eq!(first.learn(1, &mut memory), 10);
+        assert_eq!(first.learn(1, 0, &mut memory), 10);
         memory.reads = 0;
         let mut next = search(prefixes(1, 12), &pool, 0, &mut memory);
         assert_eq!((next.longest.as_slice(), next.matched_tokens(), memory.reads), ([1].as_slice(), 1_000, 3));
         assert_eq!(next.tokens_at(0, &mut memory), 0);
-        assert_eq!(next.learn(1, &mut memory), 2);
+        assert_eq!(next.learn(1, 0, &mut memory), 2);
         // Another conversation, or another endpoint's part of it, is not mistaken for it.
         assert_eq!(search(prefixes(2, 12), &pool, 0, &mut memory).matched_tokens(), 0);
     }
@@ -379,8 +392,8 @@ mod tests {
     #[test]
     fn several_hold_and_each_has_its_own_length() {
         let (pool, mut memory) = (pool(3), Memory::default());
-        search(prefixes(1, 4), &pool, 0, &mut memory).learn(0, &mut memory);
-        search(prefixes(1, 30), &pool, 0, &mut memory).learn(2, &mut memory);
+        search(prefixes(1, 4), &pool, 0, &mut memory).learn(0, 0, &mut memory);
+        search(prefixes(1, 30), &pool, 0, &mut memory).learn(2, 0, &mut memory);
         memory.reads = 0;
         let mut third = search(prefixes(1, 40), &pool, 0, &mut memory);
         assert_eq!((third.longest.as_slice(), third.matched_tokens()), ([2].as_slice(), 3_000));
@@ -388,25 +401,33 @@ mod tests {
         assert!(memory.reads <= 3 + 6 + 6, "{}", memory.reads);
         let mut shared = search(prefixes(1, 4), &pool, 0, &mut memory);
         assert_eq!(shared.longest, [0, 2]);
-        assert_eq!(shared.learn(1, &mut memory), 4);
+        assert_eq!(shared.learn(1, 0, &mut memory), 4);
     }
 
     #[test]
     fn what_a_whole_cache_of_newer_tokens_has_pushed_out_is_forgotten() {
         let (pool, mut memory) = (pool(1), Memory::default());
-        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, &mut memory);
+        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, 0, &mut memory);
         assert_eq!(search(prefixes(1, 5), &pool, 64_000, &mut memory).matched_tokens(), 500);
         assert_eq!(search(prefixes(1, 5), &pool, 66_000, &mut memory).matched_tokens(), 0);
         // Used again in time, it lives on; a fresh entry is not written again.
-        assert_eq!(search(prefixes(1, 5), &pool, 7_000, &mut memory).learn(0, &mut memory), 0);
-        assert_eq!(search(prefixes(1, 5), &pool, 60_000, &mut memory).learn(0, &mut memory), 5);
+        assert_eq!(search(prefixes(1, 5), &pool, 7_000, &mut memory).learn(0, 7_000, &mut memory), 0);
+        assert_eq!(search(prefixes(1, 5), &pool, 60_000, &mut memory).learn(0, 60_000, &mut memory), 5);
         assert_eq!(search(prefixes(1, 5), &pool, 66_000, &mut memory).matched_tokens(), 500);
+    }
+
+    // Another VM's clock may be a few requests behind the one that wrote.
+    #[test]
+    fn an_entry_from_a_clock_that_is_ahead_counts() {
+        let (pool, mut memory) = (pool(1), Memory::default());
+        search(prefixes(1, 5), &pool, 20_000, &mut memory).learn(0, 20_000, &mut memory);
+        assert_eq!(search(prefixes(1, 5), &pool, 10_000, &mut memory).matched_tokens(), 500);
     }
 
     #[test]
     fn an_engine_that_restarted_holds_nothing() {
         let (mut pool, mut memory) = (pool(2), Memory::default());
-        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, &mut memory);
+        search(prefixes(1, 5), &pool, 0, &mut memory).learn(0, 0, &mut memory);
         pool.endpoints[0].holder ^= 1;
         assert_eq!(search(prefixes(1, 5), &pool, 0, &mut memory).matched_tokens(), 0);
         pool.endpoints.remove(0);
@@ -419,7 +440,7 @@ mod tests {
         let (pool, mut memory) = (pool(2), Memory::default());
         for of in 0..100_000u64 {
             let mut search = Search::new(prefixes(of, 5), None, &pool, |_| 0, of * 100, &mut memory);
-            search.learn((of % 2) as usize, &mut memory);
+            search.learn((of % 2) as usize, 0, &mut memory);
         }
         assert!(memory.shards.len() <= SHARDS as usize);
         assert!(memory.shards.values().all(|bytes| bytes.len() == SHARD_BYTES));
@@ -438,7 +459,7 @@ mod tests {
     fn a_prefix_of_everybody_leaves_room_in_its_set() {
         let (pool, mut memory) = (pool(20), Memory::default());
         for place in 0..20 {
-            search(prefixes(1, 1), &pool, 0, &mut memory).learn(place, &mut memory);
+            search(prefixes(1, 1), &pool, 0, &mut memory).learn(place, 0, &mut memory);
         }
         assert_eq!(search(prefixes(1, 1), &pool, 0, &mut memory).longest.len(), HOLDERS_PER_PREFIX);
     }
@@ -453,7 +474,7 @@ mod tests {
             let (pool, mut memory) = (pool(3), Memory::default());
             memory.shards.insert(locate(hash).0, bytes);
             let mut one = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
-            one.learn(1, &mut memory);
+            one.learn(1, clock, &mut memory);
             let again = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
             prop_assert!(again.longest.contains(&1));
             prop_assert_eq!(memory.shards[&locate(hash).0].len(), SHARD_BYTES);

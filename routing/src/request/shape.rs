@@ -87,6 +87,20 @@ impl Shape {
         matches!(self, Shape::Chat | Shape::Completions | Shape::Responses | Shape::Messages)
     }
 
+    /// The field that holds most of the prompt, for errors about its length.
+    #[must_use]
+    pub fn prompt_field(self) -> &'static str {
+        match self {
+            Shape::Chat | Shape::Messages | Shape::CountTokens => "messages",
+            Shape::Completions | Shape::Tokenize => "prompt",
+            Shape::Responses | Shape::Embeddings => "input",
+            Shape::Rerank => "documents",
+            Shape::Score => "text_2",
+            Shape::Detokenize => "tokens",
+            Shape::Transcriptions => "file",
+        }
+    }
+
     /// Name for logs and labels.
     #[must_use]
     pub fn as_str(self) -> &'static str {

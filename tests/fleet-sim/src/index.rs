@@ -52,7 +52,7 @@ pub fn recall(pool: &Pool, conversations: u64, checkpoints: u64) -> Recall {
                     _ => recall.partly += 1,
                 }
             }
-            search.learn(home, &mut memory);
+            search.learn(home, 0, &mut memory);
         }
     }
     recall.bytes = memory.bytes();

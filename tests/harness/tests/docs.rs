@@ -180,9 +180,9 @@ fn the_table_of_errors_has_every_error() {
         ApiError::not_renamed("a", "b"),
         ApiError::method_not_allowed("GET", "/"),
         ApiError::too_large(1),
-        ApiError::refused(Refusal::TooLong { window: 1 }, "p", &ask),
-        ApiError::refused(Refusal::AtCap, "p", &ask),
-        ApiError::refused(Refusal::NoEndpoint, "p", &ask),
+        ApiError::refused(Refusal::TooLong { window: 1 }, "p", &ask, Shape::Chat),
+        ApiError::refused(Refusal::AtCap, "p", &ask, Shape::Chat),
+        ApiError::refused(Refusal::NoEndpoint, "p", &ask, Shape::Chat),
         ApiError::not_configured(),
     ];
     for error in errors {

@@ -60,6 +60,8 @@ impl SharedValue for Value {
 struct Placed {
     at: usize,
     charge: Charge,
+    /// Its endpoint's token clock when it was placed.
+    clock: u64,
     search: Search,
 }
 
@@ -107,13 +109,14 @@ impl Router for Ours {
         let admitted = row.admit(value, pool, &ask, &mut search.holders(memory), now_ms, rng).ok()?;
         let at = admitted.pick.chosen();
         let believed_tokens = search.tokens_at(at, memory);
-        self.placed.insert(id, Placed { at, charge: admitted.charge, search });
+        let clock = admitted.loads.get(at).map_or(0, |load| load.clock);
+        self.placed.insert(id, Placed { at, charge: admitted.charge, clock, search });
         Some(Routed { endpoint: at, believed_tokens })
     }
 
     fn first_token(&mut self, id: u64) {
         let Some(placed) = self.placed.get_mut(&id) else { return };
-        placed.search.learn(placed.at, &mut self.memory);
+        placed.search.learn(placed.at, placed.clock, &mut self.memory);
         if let Some(endpoint) = self.pool.endpoints.get(placed.at) {
             // The memory here refuses nothing.
             let _ = self.row.first_token(&mut self.value, endpoint, &mut placed.charge);
