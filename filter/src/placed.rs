@@ -15,6 +15,8 @@ use crate::vm;
 
 const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
 const DECISION_HEADER: &str = "x-weighbridge-decision";
+/// The most that one request can have put into a KV cache.
+const MOST_ADDED_TOKENS: u64 = 1 << 22;
 /// Prompts with less left to compute than this stay pending to their end: the swap would cost more than it tells.
 const WORTH_TELLING_TOKENS: u32 = 256;
 
@@ -86,9 +88,9 @@ impl Placed {
         self.follow();
         let status = host::header(Headers::Response, ":status").unwrap_or_default();
         self.status = std::str::from_utf8(&status).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
-        // Below 500 it is always the engine that speaks; above, Envoy may be speaking in its stead.
+        // Errors may be Envoy's own, in the engine's stead.
         self.answered =
-            self.status < 500 || host::property("response\0code_details").is_some_and(|why| why == b"via_upstream");
+            self.status < 400 || host::property("response\0code_details").is_some_and(|why| why == b"via_upstream");
         if self.answered
             && let Some(endpoint) = self.endpoint()
         {
@@ -226,7 +228,7 @@ impl Placed {
         let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) else { return };
         vm::with(|vm| {
             vm.release(pool, endpoint, self.admitted.charge, report, now_ms);
-            if self.is_success() {
+            if self.is_success() && !facts.error {
                 vm.learn(pool, &self.sample(&facts));
             }
             if let Some(id) = facts.response_id.filter(|_| self.known.generates) {
@@ -250,7 +252,8 @@ impl Placed {
             .cached_tokens
             .unwrap_or_else(|| if self.at == self.admitted.pick.chosen() { self.search.matched_tokens() } else { 0 });
         let output = facts.completion_tokens.unwrap_or(facts.events);
-        prompt.saturating_sub(cached).saturating_add(output)
+        // An engine that reports nonsense must not push everything out.
+        prompt.saturating_sub(cached).saturating_add(output).min(MOST_ADDED_TOKENS)
     }
 
     fn sample(&self, facts: &Facts) -> Sample {
@@ -281,6 +284,8 @@ impl Placed {
     fn outcome(&self) -> Outcome {
         match self.status {
             429 => Outcome::Neutral,
+            // An error in an answer that began well is no success; whose fault it is, it does not tell.
+            200..300 if self.watcher.as_ref().is_some_and(|watcher| watcher.facts().error) => Outcome::Neutral,
             500.. => Outcome::Failure,
             _ => Outcome::Success,
         }

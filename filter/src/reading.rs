@@ -62,7 +62,7 @@ impl Reading {
         }
         let prefix_bytes = self.snapshot.prefix_bytes;
         // JSON shows itself; what else a body may be only the headers tell, and asking for them costs.
-        let mut reader = if piece.trim_ascii_start().starts_with(b"{") {
+        let mut reader = if self.shape != Shape::Transcriptions && piece.trim_ascii_start().starts_with(b"{") {
             Reader::new(self.shape, prefix_bytes)
         } else {
             let header = |name| host::header(Headers::Request, name).unwrap_or_default();

@@ -118,6 +118,10 @@ impl Vm {
                 held.row.forget_idle(named);
             }
         }
+        // Pools come and go; what holds nothing and is named no more is forgotten.
+        self.pools.retain(|held| {
+            !held.row.is_idle() || !held.pending.is_empty() || snapshot.pools.iter().any(|pool| pool.name == held.pool)
+        });
         create_if_absent(BEATS, &Beats::default().encode());
         self.adopted_unix_ms = host::unix_ms();
         self.snapshot = Some(Rc::new(snapshot));

@@ -48,8 +48,12 @@ const MIN_ANSWERS: f64 = 8.0;
 const PER_OCTAVE: f64 = 4.0;
 /// Up to 2^20 tokens.
 const BUCKETS: usize = 20 * PER_OCTAVE as usize + 1;
-/// A prompt of more bytes or tokens than this is counted as this: 1 GiB. Only a lie can be larger.
-const MAX_PROMPT: u64 = 1 << 30;
+/// Tokens that one prompt counts at most; its bytes shrink with them.
+const MAX_WEIGHT_TOKENS: u64 = 16 * 1024;
+/// Tokens that a chat template, tools of another spelling and the like may add to the text that is seen here.
+const TEMPLATE_TOKENS: u64 = 2_048;
+/// Only a lie can be longer than this.
+const MAX_OUTPUT: u64 = 1 << 20;
 /// No sum can be larger.
 const MAX_SUM: f64 = 1e15;
 const MAX_TRIES: u32 = 16;
@@ -186,6 +190,14 @@ impl Learnt {
     }
 }
 
+/// Whether a prompt of so many bytes can have so many tokens. An engine that reports nonsense must not teach a pool that
+/// every prompt is too long.
+fn is_plausible(bytes: u64, tokens: u64) -> bool {
+    let most = bytes.saturating_add(TEMPLATE_TOKENS);
+    let least = bytes.saturating_sub(4_096) / 64;
+    bytes > 0 && tokens > 0 && (least..=most).contains(&tokens)
+}
+
 /// What one VM has seen since it last published.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Pending {
@@ -197,12 +209,15 @@ impl Pending {
     pub fn add(&mut self, sample: &Sample) {
         let sums = &mut self.sums;
         let tokens = sample.prompt_tokens.unwrap_or(0);
-        if sample.prompt_bytes > 0 && tokens > 0 {
-            sums.prompt_bytes += sample.prompt_bytes.min(MAX_PROMPT) as f64;
-            sums.prompt_tokens += tokens.min(MAX_PROMPT) as f64;
+        if is_plausible(sample.prompt_bytes, tokens) {
+            // One long prompt must not speak for the whole pool.
+            let weight = (MAX_WEIGHT_TOKENS as f64 / tokens as f64).min(1.0);
+            sums.prompt_bytes += weight * sample.prompt_bytes as f64;
+            sums.prompt_tokens += weight * tokens as f64;
             sums.prompt_answers += 1.0;
         }
-        if let Some(count) = sample.output_tokens.and_then(|tokens| sums.outputs.get_mut(bucket(tokens))) {
+        let output = sample.output_tokens.filter(|tokens| *tokens <= MAX_OUTPUT);
+        if let Some(count) = output.and_then(|tokens| sums.outputs.get_mut(bucket(tokens))) {
             *count += 1.0;
         }
         sums.long += f64::from(u8::from(sample.long));
@@ -384,6 +399,21 @@ mod tests {
     fn true_median(mut outputs: Vec<u64>) -> u64 {
         outputs.sort_unstable();
         outputs[(outputs.len() - 1) / 2].max(1)
+    }
+
+    #[test]
+    fn nonsense_teaches_nothing() {
+        let (mut pending, mut learnt) = (Pending::default(), Learnt::default());
+        let sane =
+            Sample { prompt_bytes: 4_000, prompt_tokens: Some(1_000), output_tokens: Some(64), ..Sample::default() };
+        (0..20).for_each(|_| pending.add(&sane));
+        let lie =
+            Sample { prompt_bytes: 40, prompt_tokens: Some(10u64.pow(18)), output_tokens: Some(u64::MAX), long: false };
+        pending.add(&lie);
+        pending.add(&Sample { prompt_bytes: u64::MAX, prompt_tokens: Some(1), ..lie });
+        pending.merge_into(&mut learnt);
+        assert!((learnt.bytes_per_token() / 4.0 - 1.0).abs() < 0.1, "{}", learnt.bytes_per_token());
+        assert!(learnt.median_output() < 100, "{}", learnt.median_output());
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 //! | figure | formula (tokens) |
 //! |---|---|
 //! | prompt | `bytes / bytes_per_token + token ids + 576 x images` |
-//! | floor | `bytes / (1.5 x bytes_per_token) + token ids`; 0 where several texts may be separate prompts |
+//! | floor | `bytes / max(1.5 x bytes_per_token, 10) + token ids`; 0 where several texts may be separate prompts |
 //! | requested | `max_output`, 0 when the client did not say or the shape generates nothing |
 //! | expected output | `min(max_output, the pool's learnt median)`, 0 when the shape generates nothing |
 //!
@@ -14,8 +14,8 @@
 //! **An estimate must not refuse what might fit.** The engine has the tokenizer and gives its own exact error; a router that
 //! refuses by an average refuses prompts that are merely denser than the pool's average (English behind Chinese, prose behind
 //! logs), and no client can do anything about it. So the estimate only chooses among windows ([`Need::fits`]), and a refusal
-//! needs the floor not to fit ([`Need::might_fit`]): the text would have to have half as many bytes per token again as the
-//! pool's average, and no image cost anything. Between the two the largest window gets the request, and its engine decides.
+//! needs the floor not to fit ([`Need::might_fit`]): the text would have to have ten bytes per token, twice as many as English
+//! prose, or half as many again as the pool's average where that is more, and no image cost anything. Between the two the largest window gets the request, and its engine decides.
 //! Completions, embeddings, rerank, score and the like may carry many separate prompts, each of which must fit by itself; their
 //! sum says nothing, so their floor is 0 and they are never refused here.
 //!
@@ -33,6 +33,9 @@ use crate::request::{Prompt, Shape};
 pub const IMAGE_TOKENS: u64 = 576;
 /// How much denser than the pool's average a text may be before its size is held against it.
 pub const OPTIMISM: f64 = 1.5;
+/// Bytes per token that any text may have, whatever the pool's average: what one client sends must not get another's prompts
+/// refused.
+pub const SPARSEST: f64 = 10.0;
 
 /// What a request needs, in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -62,7 +65,7 @@ impl Need {
         Need {
             prompt_tokens: text_tokens(bytes_per_token).saturating_add(prompt.token_ids).saturating_add(images),
             floor_tokens: if is_one_prompt(shape) {
-                text_tokens(OPTIMISM * bytes_per_token).saturating_add(prompt.token_ids)
+                text_tokens((OPTIMISM * bytes_per_token).max(SPARSEST)).saturating_add(prompt.token_ids)
             } else {
                 0
             },
@@ -146,21 +149,28 @@ mod tests {
         let need = Need::of(Shape::Chat, &prompt(6_000, 10, 2), Some(64), &nothing);
         let expected = Need {
             prompt_tokens: 1_500 + 10 + 2 * 576,
-            floor_tokens: 1_000 + 10,
+            floor_tokens: 600 + 10,
             requested_tokens: 64,
             output_tokens: 64,
         };
         assert_eq!(need, expected);
         assert!(need.fits(2_726) && !need.fits(2_725));
-        assert!(need.might_fit(1_074) && !need.might_fit(1_073));
+        assert!(need.might_fit(674) && !need.might_fit(673));
         assert_eq!((need.pending_tokens(2_000), need.pending_tokens(9_999)), (662 + 64, 64));
+    }
+
+    // A pool full of dense text must not get English refused: 25,000 tokens of 4.5 bytes in a window of 32,768.
+    #[test]
+    fn what_others_send_refuses_nobody() {
+        let need = Need::of(Shape::Chat, &prompt(112_500, 0, 0), None, &learnt(20_000, 10_000, 64));
+        assert!(!need.fits(32_768) && need.might_fit(32_768));
     }
 
     #[test]
     fn what_the_pool_has_learnt_counts() {
         let learnt = learnt(20_000, 10_000, 512);
         let need = Need::of(Shape::Chat, &prompt(6_000, 0, 0), None, &learnt);
-        assert_eq!((need.prompt_tokens, need.floor_tokens), (3_000, 2_000));
+        assert_eq!((need.prompt_tokens, need.floor_tokens), (3_000, 600));
         assert_eq!(
             (need.requested_tokens, need.output_tokens),
             (0, 512),

@@ -123,7 +123,13 @@ impl Row {
         self.counts.iter().find(|(known, _)| *known == key).map_or(0, |(_, counts)| counts.in_flight)
     }
 
-    /// An endpoint's token clock as it was when the last request came in: a moment old, which is soon enough to tell the
+    /// Whether this VM has nothing in flight.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.counts.iter().all(|(_, counts)| *counts == Counts::default())
+    }
+
+    /// An endpoint's token clock as it was when the last request came in, or at the last tick: soon enough to tell the
     /// age of what it holds. `place` is its place in the pool.
     #[must_use]
     pub fn clock(&self, key: EndpointKey, place: usize) -> u64 {

@@ -121,9 +121,10 @@ impl Search {
         });
         let mut search = Search {
             seen: vec![None; prefixes.len()],
+            // Nothing to look for needs nobody to look for it at.
+            holders: if prefixes.is_empty() { Vec::new() } else { holders.collect() },
             prefixes,
             home,
-            holders: holders.collect(),
             longest: Vec::new(),
             matched: None,
             time: (now_ms / TIME_UNIT_MS) & CLOCK_MASK,

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use flate2::write::{MultiGzDecoder, ZlibDecoder};
+use flate2::write::{GzDecoder, ZlibDecoder};
 
 use super::RequestError;
 
@@ -72,7 +72,7 @@ impl<P: Parse> Write for Bounded<P> {
 #[derive(Debug)]
 pub(super) enum Decoder<P: Parse> {
     Identity(P),
-    Gzip(Box<MultiGzDecoder<Bounded<P>>>),
+    Gzip(Box<GzDecoder<Bounded<P>>>),
     Deflate(Box<ZlibDecoder<Bounded<P>>>),
 }
 
@@ -82,7 +82,7 @@ impl<P: Parse> Decoder<P> {
         let bounded = |parser| Bounded { parser, error: None, left: limit, limit };
         match encoding {
             Encoding::Identity => Decoder::Identity(parser),
-            Encoding::Gzip => Decoder::Gzip(Box::new(MultiGzDecoder::new(bounded(parser)))),
+            Encoding::Gzip => Decoder::Gzip(Box::new(GzDecoder::new(bounded(parser)))),
             Encoding::Deflate => Decoder::Deflate(Box::new(ZlibDecoder::new(bounded(parser)))),
         }
     }
@@ -122,5 +122,11 @@ fn blame<P>(bounded: &mut Bounded<P>, encoding: &'static str, error: &std::io::E
 }
 
 fn broken(encoding: &'static str, error: &std::io::Error) -> RequestError {
-    RequestError::Broken { encoding, why: error.to_string() }
+    let why = match error.kind() {
+        // The decoder takes nothing more. A second member is refused too: members that hold nothing would cost a hundred
+        // times what their bytes cost otherwise.
+        std::io::ErrorKind::WriteZero => "something comes after its end".to_owned(),
+        _ => error.to_string(),
+    };
+    RequestError::Broken { encoding, why }
 }
