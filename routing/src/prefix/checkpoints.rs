@@ -1,6 +1,6 @@
 //! The checkpoints of a prompt: places at which a prefix may end, each with a hash of everything before it.
 //!
-//! `h(0) = 0`, `h(k) = mix(h(k-1), hash of message k)`: a chain, so [A, B, B] is not [A] (with a sum or XOR of the messages
+//! `h(0) = 0`, `h(k) = mix(h(k-1), hash of message k)`: a chain, so `[A, B, B]` is not `[A]` (with a sum or XOR of the messages
 //! it would be). A checkpoint at every message boundary and, inside a long text, at doubling sizes of the message; one is
 //! kept only when [`MIN_SPACING_BYTES`] came since the last. All of that depends on nothing but the prefix itself, so two
 //! prompts that share their first k messages share the checkpoints in them.
