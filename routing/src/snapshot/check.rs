@@ -1,0 +1,206 @@
+//! From the JSON form to a checked [`Snapshot`].
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::{
+    Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_ENDPOINTS_PER_POOL, MAX_MODEL_BYTES,
+    MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, is_id, wire,
+};
+use crate::weight::{Weight, cap};
+
+fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
+    Err(SnapshotError::Field { field, value: value.to_string(), expected })
+}
+
+impl TryFrom<wire::Snapshot> for Snapshot {
+    type Error = SnapshotError;
+
+    fn try_from(raw: wire::Snapshot) -> Result<Self, SnapshotError> {
+        if raw.format != FORMAT {
+            return refuse("format".into(), raw.format, "1");
+        }
+        if raw.pools.len() > MAX_POOLS {
+            return refuse("pools".into(), format!("{} pools", raw.pools.len()), "at most 256 pools");
+        }
+        let client_headers = client_headers(&raw.filter.client_headers)?;
+        let mut alarms = Vec::new();
+        let mut by_model = HashMap::new();
+        let mut names = HashSet::new();
+        let mut pools = Vec::with_capacity(raw.pools.len());
+        for (index, pool) in raw.pools.into_iter().enumerate() {
+            let pool = check_pool(index, pool, &mut alarms)?;
+            if !names.insert(pool.name.clone()) {
+                return refuse(format!("pools[{index}].name"), pool.name, "a name that no other pool has");
+            }
+            for model in &pool.models {
+                if by_model.insert(model.clone(), index).is_some_and(|other| other != index) {
+                    return refuse(format!("pools[{index}].models"), model, "a model name that no other pool has");
+                }
+            }
+            pools.push(pool);
+        }
+        Ok(Snapshot {
+            version: raw.version,
+            max_body_bytes: raw.filter.max_body,
+            client_headers,
+            prefix_bytes: raw.filter.prefix_bytes,
+            pools,
+            alarms,
+            by_model,
+        })
+    }
+}
+
+fn client_headers(names: &[String]) -> Result<ClientHeaders, SnapshotError> {
+    let mut allowed = ClientHeaders::default();
+    for (index, name) in names.iter().enumerate() {
+        match name.as_str() {
+            "priority" => allowed.priority = true,
+            "max-wait" => allowed.max_wait = true,
+            "explain" => allowed.explain = true,
+            _ => return refuse(format!("filter.client_headers[{index}]"), name, "priority, max-wait or explain"),
+        }
+    }
+    Ok(allowed)
+}
+
+fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result<Pool, SnapshotError> {
+    let field = |name: &str| format!("pools[{index}].{name}");
+    if !is_id(&raw.name) {
+        return refuse(field("name"), raw.name, "1 to 64 of A-Z a-z 0-9 _ -");
+    }
+    if raw.models.is_empty() {
+        return refuse(field("models"), "[]", "at least one model name");
+    }
+    for model in &raw.models {
+        if model.is_empty() || model.len() > MAX_MODEL_BYTES {
+            return refuse(field("models"), model, "names of 1 to 256 bytes");
+        }
+    }
+    for adapter in &raw.adapters {
+        if !raw.models.contains(adapter) {
+            return refuse(field("adapters"), adapter, "names that models lists too");
+        }
+    }
+    let policy = match raw.policy.name.as_str() {
+        "p2c" | "" => Policy::P2c,
+        "least_pending_tokens" => Policy::LeastPendingTokens,
+        _ => return refuse(field("policy.name"), raw.policy.name, "p2c or least_pending_tokens"),
+    };
+    let affinity = check_affinity(&field, &raw)?;
+    let choices = match raw.policy.choices {
+        wire::Choices::Word(word) if word == "all" => Choices::All,
+        wire::Choices::Word(word) => return refuse(field("policy.choices"), word, "a number from 1, or all"),
+        wire::Choices::Count(count) => match std::num::NonZeroU32::new(count) {
+            Some(count) => Choices::Count(count),
+            None => return refuse(field("policy.choices"), 0, "a number from 1, or all"),
+        },
+    };
+    if raw.admission.base_cap == 0 {
+        return refuse(field("admission.base_cap"), 0, "a number from 1");
+    }
+    if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
+        return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
+    }
+    let (mut ids, mut holders) = (HashSet::new(), HashSet::new());
+    let mut endpoints = Vec::with_capacity(raw.endpoints.len());
+    for (nth, endpoint) in raw.endpoints.into_iter().enumerate() {
+        let mut endpoint = check_endpoint(
+            &field(&format!("endpoints[{nth}]")),
+            endpoint,
+            raw.admission.base_cap,
+            &raw.affinity,
+            alarms,
+        )?;
+        if !ids.insert(endpoint.id.clone()) {
+            return refuse(field(&format!("endpoints[{nth}].id")), endpoint.id, "an id that is used once in the pool");
+        }
+        // 16 bits collide now and then; two endpoints that share one would hold each other's prefixes.
+        while !holders.insert(endpoint.holder) {
+            endpoint.holder = endpoint.holder.wrapping_add(1).max(1);
+        }
+        endpoints.push(endpoint);
+    }
+    Ok(Pool {
+        cluster: raw.cluster.unwrap_or_else(|| raw.name.clone()),
+        name: raw.name,
+        models: raw.models,
+        served_model: raw.served_model,
+        adapters: raw.adapters,
+        policy,
+        choices,
+        affinity,
+        base_cap: raw.admission.base_cap,
+        endpoints,
+    })
+}
+
+/// What stands in for the pool's median throughput until somebody is measured, in tokens/s.
+const DEFAULT_MEDIAN_TPS: f64 = 730.0;
+
+fn check_affinity(field: &impl Fn(&str) -> String, pool: &wire::Pool) -> Result<Affinity, SnapshotError> {
+    let raw = &pool.affinity;
+    if !(0.0..=1_000.0).contains(&raw.k) {
+        return refuse(field("affinity.k"), raw.k, "a number from 0 to 1000");
+    }
+    if !(0.0..=1.0).contains(&raw.max_share) {
+        return refuse(field("affinity.max_share"), raw.max_share, "a number from 0 to 1");
+    }
+    if raw.kv_tokens == 0 {
+        return refuse(field("affinity.kv_tokens"), 0, "a number from 1");
+    }
+    if !is_speed(raw.prefill_tps) {
+        return refuse(field("affinity.prefill_tps"), raw.prefill_tps, "a positive number");
+    }
+    Ok(Affinity {
+        enabled: raw.enabled,
+        cold: raw.cold,
+        k: raw.k,
+        max_allowance: raw.max_share * f64::from(pool.admission.base_cap),
+        median_tps: pool.median_tps.filter(|tps| is_speed(*tps)).unwrap_or(DEFAULT_MEDIAN_TPS),
+    })
+}
+
+fn is_speed(tps: f64) -> bool {
+    tps.is_finite() && tps > 0.0
+}
+
+fn check_endpoint(
+    field: &str,
+    raw: wire::Endpoint,
+    base_cap: u32,
+    affinity: &wire::Affinity,
+    alarms: &mut Vec<String>,
+) -> Result<Endpoint, SnapshotError> {
+    if !is_id(&raw.id) {
+        return refuse(format!("{field}.id"), raw.id, "1 to 64 of A-Z a-z 0-9 _ -");
+    }
+    let Ok(address) = raw.address.parse::<SocketAddr>() else {
+        return refuse(format!("{field}.address"), raw.address, "ip:port");
+    };
+    let weight = raw.weight.as_f64().and_then(|value| Weight::try_new(value).ok()).unwrap_or_else(|| {
+        alarms.push(format!("{field}.weight of {} is {}: counted as 1.0", raw.id, raw.weight));
+        Weight::ONE
+    });
+    if raw.cap == Some(0) {
+        return refuse(format!("{field}.cap"), 0, "a number from 1, or nothing");
+    }
+    let address = address.to_string();
+    let key = EndpointKey::of(&raw.id, &address);
+    Ok(Endpoint {
+        key,
+        holder: (xxh3_64_with_seed(&raw.epoch.to_le_bytes(), key.0) as u16).max(1),
+        id: raw.id,
+        address,
+        weight,
+        cap: raw.cap.unwrap_or_else(|| cap(base_cap, weight)),
+        context_window: raw.context_window,
+        prefill_tps: raw.prefill_tps.filter(|tps| is_speed(*tps)).unwrap_or(affinity.prefill_tps),
+        kv_tokens: raw.kv_tokens.unwrap_or(affinity.kv_tokens).max(1),
+        epoch: raw.epoch,
+        state: raw.state,
+    })
+}

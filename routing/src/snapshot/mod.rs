@@ -1,0 +1,233 @@
+//! The snapshot: what the prober tells every filter, as JSON, and the types it becomes.
+//!
+//! [`wire`] is the JSON as it travels (ECDS plugin configuration, `GET /v1/snapshot`, shared data). [`Snapshot`] is
+//! the same after checking: ids are valid, addresses parse, every model names one pool, weights cannot be zero or NaN.
+//! The wire form is read leniently where a value has a safe stand-in (a broken weight counts as 1.0 and is listed in
+//! [`Snapshot::alarms`]) and strictly where it has none. Unknown fields are ignored, so that a newer prober can talk
+//! to an older filter; `format` says when that is no longer possible.
+//!
+//! Cost: linear in the number of endpoints and models; runs once per snapshot and VM, never per request.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::weight::Weight;
+
+/// The only `format` this code reads.
+pub const FORMAT: u32 = 1;
+
+/// Limits that keep a snapshot, and with it the live table, bounded.
+pub const MAX_ENDPOINTS_PER_POOL: usize = 1024;
+/// The most pools in one snapshot.
+pub const MAX_POOLS: usize = 256;
+/// The longest model name in bytes.
+pub const MAX_MODEL_BYTES: usize = 256;
+
+mod check;
+pub mod wire;
+
+pub use wire::State;
+
+/// A checked snapshot, indexed by model.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    /// Grows with every change.
+    pub version: u64,
+    /// Largest request body in bytes.
+    pub max_body_bytes: u64,
+    /// Which client headers count.
+    pub client_headers: ClientHeaders,
+    /// How many bytes of a prompt are hashed for prefix affinity.
+    pub prefix_bytes: u64,
+    /// The pools, in the order given.
+    pub pools: Vec<Pool>,
+    /// What was wrong but had a safe stand-in, one sentence each.
+    pub alarms: Vec<String>,
+    by_model: HashMap<String, usize>,
+}
+
+/// Which headers of clients are listened to; none by default, since nobody steers from outside.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientHeaders {
+    /// `x-weighbridge-priority`
+    pub priority: bool,
+    /// `x-weighbridge-max-wait-ms`
+    pub max_wait: bool,
+    /// `x-weighbridge-explain`
+    pub explain: bool,
+}
+
+/// A checked pool.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    /// The pool's id.
+    pub name: String,
+    /// The Envoy cluster to send to.
+    pub cluster: String,
+    /// The names clients may ask for.
+    pub models: Vec<String>,
+    /// What the engines call the model, when that differs from what clients may say.
+    pub served_model: Option<String>,
+    /// Names that the engines know themselves (LoRA adapters), in the order given.
+    pub adapters: Vec<String>,
+    /// What is compared.
+    pub policy: Policy,
+    /// How many distinct endpoints are drawn and compared.
+    pub choices: Choices,
+    /// When to stay with the holder of a prompt's prefix.
+    pub affinity: Affinity,
+    /// In-flight requests per unit of weight.
+    pub base_cap: u32,
+    /// The endpoints.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl Pool {
+    /// The name under which the engines know what a client asked for as `asked`: the served model, except for an
+    /// adapter, which they know by its own name.
+    #[must_use]
+    pub fn engine_name<'a>(&'a self, asked: &'a str) -> &'a str {
+        match &self.served_model {
+            Some(served) if !self.adapters.iter().any(|adapter| adapter == asked) => served,
+            _ => asked,
+        }
+    }
+}
+
+/// What the policy compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Requests in flight per weight.
+    P2c,
+    /// Pending tokens per weight.
+    LeastPendingTokens,
+}
+
+/// Checked settings of prefix affinity; see [`crate::affinity`] for what they mean together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Affinity {
+    /// Whether prefixes matter at all.
+    pub enabled: bool,
+    /// Where a prompt goes whose prefix nobody is known to hold.
+    pub cold: wire::Cold,
+    /// Factor of the allowance, at least 0.
+    pub k: f64,
+    /// The largest allowance in requests per weight.
+    pub max_allowance: f64,
+    /// Median throughput of the pool's measured endpoints in tokens/s.
+    pub median_tps: f64,
+}
+
+/// How many distinct endpoints the policy draws and compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choices {
+    /// That many, drawn in proportion to weight.
+    Count(std::num::NonZeroU32),
+    /// Every eligible one.
+    All,
+}
+
+/// A checked endpoint.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// `[A-Za-z0-9_-]{1,64}`
+    pub id: String,
+    /// Identity in the live table: a hash of id and address, so that an id that moves to another address starts with
+    /// a clean slot. Never 0.
+    pub key: EndpointKey,
+    /// `ip:port` in the form Envoy prints it.
+    pub address: String,
+    /// Relative capacity.
+    pub weight: Weight,
+    /// The most requests in flight.
+    pub cap: u32,
+    /// Context window in tokens, where known.
+    pub context_window: Option<u32>,
+    /// Prefill speed in tokens/s, measured or the pool's stand-in; above 0.
+    pub prefill_tps: f64,
+    /// Tokens that its KV cache holds, told by the engine or the pool's stand-in; at least 1.
+    pub kv_tokens: u64,
+    /// Changes when the engine restarts.
+    pub epoch: u64,
+    /// Identity in the holder index: a hash of key and epoch, so that what an engine held before it restarted is nobody's.
+    /// Never 0.
+    pub holder: u16,
+    /// Whether it takes traffic.
+    pub state: State,
+}
+
+/// Names an endpoint inside the live table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointKey(pub u64);
+
+impl EndpointKey {
+    /// The key of the endpoint with this id at this address.
+    #[must_use]
+    pub fn of(id: &str, address: &str) -> Self {
+        EndpointKey(xxh3_64_with_seed(address.as_bytes(), xxh3_64(id.as_bytes())).max(1))
+    }
+}
+
+/// Why a snapshot is refused. The message names the field, the value and what was expected.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// Not JSON, or JSON of another shape.
+    #[error("snapshot is not readable: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A field with a value that has no safe stand-in.
+    #[error("{field} is {value:?}: expected {expected}")]
+    Field {
+        /// Path of the field, such as `pools[0].endpoints[2].id`.
+        field: String,
+        /// What stands there.
+        value: String,
+        /// What could stand there.
+        expected: &'static str,
+    },
+}
+
+/// Whether a text is a legal id of a pool or an endpoint: `[A-Za-z0-9_-]{1,64}`.
+#[must_use]
+pub fn is_id(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+impl Snapshot {
+    /// Reads and checks a snapshot.
+    ///
+    /// # Errors
+    /// When it is not JSON of this shape, or a field has a value without a safe stand-in.
+    pub fn from_json(json: &[u8]) -> Result<Self, SnapshotError> {
+        Self::try_from(serde_json::from_slice::<wire::Snapshot>(json)?)
+    }
+
+    /// The pool that serves a model name.
+    #[must_use]
+    pub fn pool_for_model(&self, model: &str) -> Option<(usize, &Pool)> {
+        let index = *self.by_model.get(model)?;
+        Some((index, self.pools.get(index)?))
+    }
+
+    /// The answer to `GET /v1/models`: every name that clients may ask for, in the OpenAI shape. `max_model_len` is
+    /// the largest context window that an endpoint of the pool is known to have.
+    #[must_use]
+    pub fn models_json(&self) -> Vec<u8> {
+        let data: Vec<serde_json::Value> = self
+            .pools
+            .iter()
+            .flat_map(|pool| {
+                let window = pool.endpoints.iter().filter_map(|endpoint| endpoint.context_window).max();
+                pool.models.iter().map(move |model| {
+                    serde_json::json!({
+                        "id": model, "object": "model", "created": 0, "owned_by": "weighbridge", "max_model_len": window
+                    })
+                })
+            })
+            .collect();
+        serde_json::json!({"object": "list", "data": data}).to_string().into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

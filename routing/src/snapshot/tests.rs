@@ -1,0 +1,115 @@
+use super::*;
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn example() -> Value {
+    json!({"format": 1, "version": 7, "pools": [{
+    "name": "qwen", "models": ["qwen-27b", "default"], "served_model": "qwen-27b",
+    "endpoints": [
+        {"id": "a", "address": "10.0.1.10:8000", "weight": 1.34},
+        {"id": "b", "address": "10.0.1.11:8000", "weight": 0.66, "state": "probing", "cap": 3}
+    ]}]})
+}
+
+fn read(value: &Value) -> Result<Snapshot, SnapshotError> {
+    Snapshot::from_json(value.to_string().as_bytes())
+}
+
+#[test]
+fn a_snapshot_is_read() {
+    let snapshot = read(&example()).unwrap();
+    let (_, pool) = snapshot.pool_for_model("default").unwrap();
+    assert_eq!(pool.cluster, "qwen");
+    let caps: Vec<_> = pool.endpoints.iter().map(|endpoint| endpoint.cap).collect();
+    assert_eq!(caps, [32, 3]);
+    assert!(snapshot.pool_for_model("other").is_none());
+    assert!(snapshot.alarms.is_empty());
+}
+
+// Case C2: a weight that is 0, negative or NaN counts as 1.0 and raises an alarm.
+#[test]
+fn c2_a_broken_weight_counts_as_one_and_is_told() {
+    for broken in [json!(0), json!(-3), json!(null), json!("NaN"), json!([1])] {
+        let mut value = example();
+        value["pools"][0]["endpoints"][0]["weight"] = broken.clone();
+        let snapshot = read(&value).unwrap();
+        assert_eq!(snapshot.pools[0].endpoints[0].weight, Weight::ONE, "{broken}");
+        assert_eq!(snapshot.alarms.len(), 1, "{broken}");
+    }
+}
+
+#[test]
+fn a_wrong_value_is_refused_by_name() {
+    let cases = [
+        ("/format", json!(2), "format"),
+        ("/pools/0/name", json!("a.b"), "pools[0].name"),
+        ("/pools/0/models", json!([]), "pools[0].models"),
+        ("/pools/0/policy", json!({"name": "best"}), "pools[0].policy.name"),
+        ("/pools/0/adapters", json!(["lora"]), "pools[0].adapters"),
+        ("/pools/0/affinity", json!({"k": -1}), "pools[0].affinity.k"),
+        ("/pools/0/affinity", json!({"max_share": 2}), "pools[0].affinity.max_share"),
+        ("/pools/0/affinity", json!({"kv_tokens": 0}), "pools[0].affinity.kv_tokens"),
+        ("/pools/0/affinity", json!({"prefill_tps": 0}), "pools[0].affinity.prefill_tps"),
+        ("/pools/0/policy", json!({"name": "p2c", "choices": 0}), "pools[0].policy.choices"),
+        ("/pools/0/policy", json!({"name": "p2c", "choices": "most"}), "pools[0].policy.choices"),
+        ("/pools/0/admission", json!({"base_cap": 0}), "pools[0].admission.base_cap"),
+        ("/pools/0/endpoints/1/id", json!("a"), "pools[0].endpoints[1].id"),
+        ("/pools/0/endpoints/1/address", json!("gpu:80"), "pools[0].endpoints[1].address"),
+        ("/pools/0/endpoints/1/cap", json!(0), "pools[0].endpoints[1].cap"),
+        ("/filter", json!({"client_headers": ["all"]}), "filter.client_headers[0]"),
+    ];
+    for (pointer, wrong, field) in cases {
+        let mut value = example();
+        let (parent, name) = pointer.rsplit_once('/').unwrap();
+        let parent = value.pointer_mut(parent).unwrap();
+        match name.parse::<usize>() {
+            Ok(nth) => parent[nth] = wrong,
+            Err(_) => parent[name] = wrong,
+        }
+        let message = read(&value).unwrap_err().to_string();
+        assert!(message.starts_with(field), "{pointer}: {message}");
+    }
+}
+
+#[test]
+fn one_model_in_two_pools_is_refused() {
+    let mut value = example();
+    let mut twin = value["pools"][0].clone();
+    twin["name"] = json!("twin");
+    value["pools"].as_array_mut().unwrap().push(twin);
+    assert!(read(&value).unwrap_err().to_string().starts_with("pools[1].models"));
+}
+
+#[test]
+fn an_engine_that_restarts_is_another_holder() {
+    let mut value = example();
+    let holder = |value: &Value| read(value).unwrap().pools[0].endpoints[0].holder;
+    let before = holder(&value);
+    value["pools"][0]["endpoints"][0]["epoch"] = json!(1);
+    assert_ne!(holder(&value), before);
+}
+
+#[test]
+fn no_two_endpoints_of_a_pool_are_the_same_holder() {
+    let mut value = example();
+    let endpoints: Vec<_> =
+        (0..1000).map(|nth| json!({"id": format!("e{nth}"), "address": "10.0.0.1:80", "weight": 1})).collect();
+    value["pools"][0]["endpoints"] = json!(endpoints);
+    let holders: HashSet<u16> = read(&value).unwrap().pools[0].endpoints.iter().map(|one| one.holder).collect();
+    assert_eq!((holders.len(), holders.contains(&0)), (1000, false));
+}
+
+#[test]
+fn an_endpoint_that_moves_gets_another_key() {
+    assert_ne!(EndpointKey::of("a", "10.0.0.1:80"), EndpointKey::of("a", "10.0.0.2:80"));
+    assert_ne!(EndpointKey::of("a", "10.0.0.1:80"), EndpointKey::of("b", "10.0.0.1:80"));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = Snapshot::from_json(&bytes);
+    }
+}

@@ -1,0 +1,235 @@
+//! The snapshot as JSON: how it travels.
+
+use serde::{Deserialize, Serialize};
+
+/// A whole snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Contract version; see [`super::FORMAT`].
+    pub format: u32,
+    /// Grows with every change: `max(unix_ms, last + 1)`. A static fallback uses 0.
+    pub version: u64,
+    /// Settings of the filter itself.
+    #[serde(default)]
+    pub filter: Filter,
+    /// One entry per Envoy cluster.
+    pub pools: Vec<Pool>,
+}
+
+/// What an operator sets under `filter:`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Filter {
+    /// Largest request body in bytes; a larger one is answered 413.
+    #[serde(default = "default_max_body")]
+    pub max_body: u64,
+    /// Request headers of clients that count: `priority`, `max-wait`, `explain`.
+    #[serde(default)]
+    pub client_headers: Vec<String>,
+    /// How many bytes of a prompt are hashed for prefix affinity; what comes after is scanned, not hashed. 0: none.
+    #[serde(default = "default_prefix_bytes")]
+    pub prefix_bytes: u64,
+}
+
+fn default_max_body() -> u64 {
+    16 * 1024 * 1024
+}
+
+fn default_prefix_bytes() -> u64 {
+    64 * 1024
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Filter { max_body: default_max_body(), client_headers: Vec::new(), prefix_bytes: default_prefix_bytes() }
+    }
+}
+
+/// One pool: the endpoints that serve the same model.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Pool {
+    /// The pool's id: stats label, live-table key.
+    pub name: String,
+    /// The Envoy cluster, when it is not called like the pool (static fallback: `<pool>-static`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The names clients may ask for.
+    pub models: Vec<String>,
+    /// What the engines call the model; a body that names another one is rewritten.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_model: Option<String>,
+    /// Names that the engines know themselves, such as LoRA adapters: clients may ask for them, and they are never
+    /// rewritten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<String>,
+    /// How to pick.
+    #[serde(default)]
+    pub policy: Policy,
+    /// When to stay with the holder of a prompt's prefix.
+    #[serde(default)]
+    pub affinity: Affinity,
+    /// Median throughput of the measured endpoints, in tokens/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub median_tps: Option<f64>,
+    /// When to refuse.
+    #[serde(default)]
+    pub admission: Admission,
+    /// The endpoints, in any order.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// `policy: {name: p2c, choices: 2}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Policy {
+    /// `p2c` or `least_pending_tokens`.
+    pub name: String,
+    /// How many distinct endpoints are drawn and compared: a number from 1, or `all`.
+    #[serde(default)]
+    pub choices: Choices,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { name: "p2c".into(), choices: Choices::default() }
+    }
+}
+
+/// How many candidates are compared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Choices {
+    /// That many distinct ones.
+    Count(u32),
+    /// `all` (any other word is refused when the snapshot is checked).
+    Word(String),
+}
+
+impl Default for Choices {
+    fn default() -> Self {
+        Choices::Count(2)
+    }
+}
+
+/// `affinity: {enabled: true, cold: policy, k: 1.0, max_share: 0.5}`. See [`crate::affinity`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Affinity {
+    /// Whether prefixes matter at all.
+    pub enabled: bool,
+    /// Where a prompt goes whose prefix nobody is known to hold: `policy`, or `hash` (the same home at every Envoy).
+    pub cold: Cold,
+    /// Factor of the allowance.
+    pub k: f64,
+    /// The largest allowance, as a share of the pool's base cap.
+    pub max_share: f64,
+    /// Tokens that an endpoint's KV cache holds, for endpoints that do not tell.
+    pub kv_tokens: u64,
+    /// Prefill speed in tokens/s of endpoints that have not been measured.
+    pub prefill_tps: f64,
+}
+
+impl Default for Affinity {
+    fn default() -> Self {
+        Affinity {
+            enabled: true,
+            cold: Cold::Policy,
+            k: 1.0,
+            max_share: 0.5,
+            kv_tokens: 256 * 1024,
+            prefill_tps: 6_000.0,
+        }
+    }
+}
+
+/// Where a prompt goes whose prefix nobody is known to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cold {
+    /// Where the policy says.
+    #[default]
+    Policy,
+    /// To the home that weighted rendezvous hashing gives it, while that one is not much fuller than the freest.
+    Hash,
+}
+
+/// `admission: {base_cap: 24}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Admission {
+    /// In-flight requests per unit of weight.
+    #[serde(default = "default_base_cap")]
+    pub base_cap: u32,
+}
+
+fn default_base_cap() -> u32 {
+    24
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Admission { base_cap: default_base_cap() }
+    }
+}
+
+/// One endpoint.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// `[A-Za-z0-9_-]{1,64}`.
+    pub id: String,
+    /// `ip:port`; names are resolved by the prober.
+    pub address: String,
+    /// Relative capacity. Anything that is not a positive number counts as 1.0 and raises an alarm.
+    #[serde(default)]
+    pub weight: serde_json::Value,
+    /// In-flight cap set by hand; otherwise `base_cap x weight`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<u32>,
+    /// Context window in tokens, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_window: Option<u32>,
+    /// Measured prefill speed in tokens/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_tps: Option<f64>,
+    /// Tokens that its KV cache holds, where the engine tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_tokens: Option<u64>,
+    /// Changes when the engine restarts: what it held before is gone.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u64,
+    /// Whether it takes traffic.
+    #[serde(default)]
+    pub state: State,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// Whether an endpoint takes traffic, and if not, why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Takes traffic.
+    #[default]
+    Ready,
+    /// Registered, not measured yet.
+    New,
+    /// Under a burst.
+    Probing,
+    /// Finishing what it has.
+    Draining,
+    /// Fails its health checks.
+    Unhealthy,
+}
+
+impl State {
+    /// The word used in JSON, in decisions and in stats.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Ready => "ready",
+            State::New => "new",
+            State::Probing => "probing",
+            State::Draining => "draining",
+            State::Unhealthy => "unhealthy",
+        }
+    }
+}
