@@ -16,6 +16,9 @@ use weighbridge_routing::prefix::index::Shards;
 pub(crate) struct HostError(pub(crate) u32);
 
 const OK: u32 = 0;
+#[allow(dead_code, reason = "for `calls`")]
+/// Of a call: Envoy has no such cluster.
+pub(crate) const BAD_ARGUMENT: u32 = 2;
 const CAS_MISMATCH: u32 = 8;
 
 /// Header maps.
@@ -23,6 +26,7 @@ const CAS_MISMATCH: u32 = 8;
 pub(crate) enum Headers {
     Request = 0,
     Response = 2,
+    CallResponse = 6,
 }
 
 /// Buffers.
@@ -30,6 +34,7 @@ pub(crate) enum Headers {
 pub(crate) enum Buffer {
     RequestBody = 0,
     ResponseBody = 1,
+    CallResponseBody = 4,
     PluginConfiguration = 7,
 }
 
@@ -327,6 +332,32 @@ impl Shards for Index {
 
     fn store(&mut self, shard: u64, bytes: &[u8], token: u32) -> Result<(), StoreError> {
         Shared(&format!("prefix/{shard}")).store(bytes, token)
+    }
+}
+
+#[allow(dead_code, reason = "for `calls`")]
+/// Sends a request to a cluster of Envoy's. The answer comes to the root context's `on_http_call_response` with the token
+/// that is returned. Envoy has no cluster of this name: [`BAD_ARGUMENT`].
+pub(crate) fn http_call(
+    cluster: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+    timeout_ms: u32,
+) -> Result<u32, HostError> {
+    // Through the SDK, whose dispatcher must know of the token; its wrapper returns the two statuses that Envoy gives.
+    #[cfg(target_arch = "wasm32")]
+    return proxy_wasm::hostcalls::dispatch_http_call(
+        cluster,
+        headers.to_vec(),
+        Some(body),
+        Vec::new(),
+        std::time::Duration::from_millis(timeout_ms.into()),
+    )
+    .map_err(|status| HostError(status as u32));
+    #[cfg(not(target_arch = "wasm32"))]
+    {
+        let _ = (cluster, headers, body, timeout_ms);
+        Err(HostError(BAD_ARGUMENT))
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`root`]: configuration, ticks, contexts.
 //! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`steer`] when
 //!   it has its endpoint, [`placed`] from then on.
+//! - [`calls`]: HTTP calls to the prober.
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
 //! - [`host`]: every call into Envoy, each status an error or an absence.
@@ -15,6 +16,8 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
 )]
 
+#[allow(dead_code, reason = "reports of load and decisions come next")]
+mod calls;
 mod host;
 mod placed;
 mod reading;

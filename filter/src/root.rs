@@ -3,6 +3,7 @@
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 
+use crate::calls;
 use crate::host::{self, Buffer, Level};
 use crate::stream::Stream;
 use crate::vm;
@@ -12,7 +13,11 @@ const TICK_MS: u32 = 500;
 
 pub(crate) struct Root;
 
-impl Context for Root {}
+impl Context for Root {
+    fn on_http_call_response(&mut self, token: u32, headers: usize, body_size: usize, _: usize) {
+        calls::answered(token, headers, body_size);
+    }
+}
 
 impl RootContext for Root {
     /// `false` makes Envoy refuse the update (a NACK to the prober) and keep what it has.

@@ -15,6 +15,7 @@ use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
 
+use crate::calls::{self, Calls};
 use crate::host::{self, Index, Level, Shared};
 pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
@@ -54,6 +55,8 @@ pub(crate) struct Vm {
     /// Few enough that a search by name is cheaper than a map.
     pools: Vec<PoolState>,
     pub(crate) stats: Stats,
+    /// What the prober has been asked.
+    pub(crate) calls: Calls,
 }
 
 impl Vm {
@@ -73,6 +76,7 @@ impl Vm {
             adopted_unix_ms: 0,
             pools: Vec::new(),
             stats: Stats::default(),
+            calls: Calls::default(),
         }
     }
 
@@ -232,6 +236,7 @@ impl Vm {
     pub(crate) fn tick(&mut self) {
         self.stats.flush();
         let now_ms = host::now_ms();
+        calls::expire(self, now_ms);
         // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
         for PoolState { live_key, row, .. } in &mut self.pools {
             if row.look(&mut Shared(live_key)) == Look::Missing && row.rewrite(&mut Shared(live_key)).is_err() {
