@@ -10,7 +10,9 @@ use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::{Beat, Beats};
 use weighbridge_routing::live::row::{Ejected, Look, Refused};
 use weighbridge_routing::live::table::FORMAT;
-use weighbridge_routing::live::{Admitted, Charge, Report, Row, SharedValue, StoreError, Table, Then, transact};
+use weighbridge_routing::live::{
+    Admitted, Charge, Question, Report, Row, SharedValue, StoreError, Table, Then, transact,
+};
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
@@ -176,8 +178,8 @@ impl Vm {
     ) -> Result<Admitted, Refused> {
         let (id, rng) = (self.id, &mut self.rng);
         let held = pool_state(&mut self.pools, id, &pool.name);
-        let admitted =
-            held.row.admit(&mut Shared(&held.live_key), pool, ask, &mut search.holders(&mut Index), now_ms, rng)?;
+        let question = Question { pool, ask, signals: &[], now_ms };
+        let admitted = held.row.admit(&mut Shared(&held.live_key), &question, &mut search.holders(&mut Index), rng)?;
         if !admitted.shared {
             self.stats.unshared();
         }

@@ -10,7 +10,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use serde_json::json;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::learnt::Learnt;
-use weighbridge_routing::live::{Outcome, Report, Row, SharedValue, StoreError};
+use weighbridge_routing::live::{Outcome, Question, Report, Row, SharedValue, StoreError};
 use weighbridge_routing::prefix::index::{Prefix, Search, Shards};
 use weighbridge_routing::request::{Reader, Request, Shape};
 use weighbridge_routing::response::{Kind, Watcher};
@@ -106,15 +106,16 @@ fn decide(criterion: &mut Criterion) {
         let need = Need::of(Shape::Chat, &request.prompt, request.max_output, &learnt);
         let ask = need.ask(0.0);
         let mut search = Search::new(prefixes(&request), None, &pool, |_| 0, 0, &mut index);
+        let question = Question { pool: &pool, ask: &ask, signals: &[], now_ms: 0 };
         let report = Report { outcome: Outcome::Success, trial: false, added_tokens: 1 };
         criterion.bench_function(&format!("admit and release, {endpoints} endpoints"), |bench| {
             bench.iter(|| {
-                let admitted = row.admit(&mut live, &pool, &ask, &mut search.holders(&mut index), 0, &mut rng).unwrap();
+                let admitted = row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng).unwrap();
                 let endpoint = &pool.endpoints[admitted.pick.chosen()];
                 row.release(&mut live, endpoint, admitted.charge, report, 0)
             });
         });
-        let admitted = row.admit(&mut live, &pool, &ask, &mut search.holders(&mut index), 0, &mut rng).unwrap();
+        let admitted = row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng).unwrap();
         criterion.bench_function(&format!("decision record, {endpoints} endpoints"), |bench| {
             bench.iter(|| Decision::admitted(&pool, 1, &ask, black_box(&admitted)).to_json());
         });

@@ -5,14 +5,18 @@
 use serde::Serialize;
 
 use crate::live::table::Passive;
+use crate::signals::Signals;
 use crate::snapshot::{Endpoint, Policy, Pool, State};
 use crate::window;
 
 /// What the live table says about one endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests in flight, over all VMs.
+    /// Requests in flight, over all VMs of this Envoy.
     pub in_flight: u32,
+    /// Requests in flight there that this Envoy has not sent, as far as it has been told; see
+    /// [`Signals`](crate::signals::Signals).
+    pub elsewhere: u32,
     /// Tokens that these requests still have to compute or generate, by estimate.
     pub pending_tokens: u32,
     /// Passive health.
@@ -22,14 +26,34 @@ pub struct Load {
 }
 
 impl Load {
+    /// Requests in flight, whoever has sent them: what a cap is held against.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.in_flight.saturating_add(self.elsewhere)
+    }
+
     /// What the policy compares.
     #[must_use]
     pub fn compared(&self, policy: Policy) -> u32 {
         match policy {
-            Policy::P2c => self.in_flight,
+            Policy::P2c => self.total(),
             Policy::LeastPendingTokens => self.pending_tokens,
         }
     }
+}
+
+/// A pool at one moment. The slices have one entry per endpoint of the pool, in the pool's order; where one is missing, the
+/// endpoint counts as idle and nothing is said about it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct View<'a> {
+    /// What the live table says.
+    pub loads: &'a [Load],
+    /// What others say.
+    pub signals: &'a [Signals],
+    /// Requests that the pool has placed so far, over all VMs: whose turn it is.
+    pub turn: u32,
+    /// The time in ms.
+    pub now_ms: u64,
 }
 
 /// Why an endpoint was left out.
@@ -84,6 +108,8 @@ pub struct Ask {
     pub output_tokens: u64,
     /// Share of the pool's requests that not every endpoint can hold, 0 to 1.
     pub long_share: f64,
+    /// Hash of the request's id, where it is known: what decides whether a canary policy takes it.
+    pub id_hash: Option<u64>,
 }
 
 impl Ask {
@@ -167,7 +193,7 @@ fn reserve(survey: &mut Survey, pool: &Pool, loads: &[Load], long_share: f64) {
             continue;
         }
         let kept = window::reserve(endpoint.cap, long_share);
-        let in_flight = loads.get(index).map_or(0, |load| load.in_flight);
+        let in_flight = loads.get(index).map_or(0, Load::total);
         if in_flight.saturating_add(kept) >= endpoint.cap {
             *excluded = Some(Exclusion::Reserved);
         }
@@ -195,7 +221,7 @@ fn exclusion(endpoint: &Endpoint, load: &Load, needed: u64, now_ms: u64, ejectio
     if ejections == Ejections::Respect && now_ms < load.passive.ejected_until_ms {
         return Some(Exclusion::Ejected);
     }
-    (load.in_flight >= endpoint.cap).then_some(Exclusion::AtCap)
+    (load.total() >= endpoint.cap).then_some(Exclusion::AtCap)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! - [`weight`]: capacity as a number: measured throughput against the pool's median.
 //! - [`live`]: the shared table of in-flight requests, one row per VM, one compare-and-swap per change.
 //! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
+//! - [`signals`]: what engines and other Envoys say about the endpoints.
 //! - [`decision`]: the record of it.
 //! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
@@ -33,6 +34,7 @@ pub mod request;
 pub mod response;
 pub mod rng;
 pub mod route;
+pub mod signals;
 pub mod snapshot;
 pub mod weight;
 pub mod window;

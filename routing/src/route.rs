@@ -17,8 +17,8 @@
 //! "Not too full": its load per weight is at most that of the freest plus the [`allowance`].
 
 use crate::affinity::allowance;
-use crate::eligibility::{Ask, Exclusion, Load, Survey, survey};
-use crate::policy::{Candidate, Choice, Draw, pick};
+use crate::eligibility::{Ask, Exclusion, Survey, View, survey};
+use crate::policy::{Candidate, Choice, pick};
 use crate::prefix::holders::{Holders, home};
 use crate::rng::SplitMix64;
 use crate::snapshot::{Policy, Pool, wire::Cold};
@@ -137,19 +137,18 @@ impl Pick {
     }
 }
 
-/// Decides. `loads` has one entry per endpoint of the pool, in the pool's order; a missing one counts as idle.
+/// Decides.
 ///
 /// # Errors
 /// [`Refused`] when no endpoint may take the request now.
 pub fn decide(
     pool: &Pool,
-    loads: &[Load],
+    view: View<'_>,
     ask: &Ask,
     prefix: &mut impl Holders,
-    now_ms: u64,
-    draw: Draw,
     rng: &mut SplitMix64,
 ) -> Result<Pick, Refused> {
+    let View { loads, now_ms, .. } = view;
     let survey = survey(pool, loads, ask, now_ms);
     let mut candidates = Vec::with_capacity(pool.endpoints.len());
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
@@ -159,7 +158,7 @@ pub fn decide(
         }
     }
     let mut drawn = Vec::new();
-    let Some((mut chosen, choice)) = pick(&candidates, pool.choices, draw, rng, &mut drawn) else {
+    let Some((mut chosen, choice)) = pick(&candidates, pool.choices, pool.draw, rng, &mut drawn) else {
         return Err(Refused { refusal: refusal(pool, &survey, ask), survey });
     };
     let mut reason = match choice {
@@ -265,6 +264,7 @@ fn hosts(chosen: Candidate, candidates: &[Candidate]) -> [usize; HOSTS] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eligibility::Load;
     use crate::live::table::Passive;
     use crate::prefix::holders::Nobody;
     use crate::snapshot::{Snapshot, State, wire};
@@ -299,8 +299,8 @@ mod tests {
     }
 
     fn ask(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders) -> Result<Pick, Refusal> {
-        decide(pool, loads, ask, prefix, 100, Draw::ByWeight, &mut SplitMix64::seeded(1))
-            .map_err(|refused| refused.refusal)
+        let view = View { loads, now_ms: 100, ..View::default() };
+        decide(pool, view, ask, prefix, &mut SplitMix64::seeded(1)).map_err(|refused| refused.refusal)
     }
 
     /// Which endpoint holds how many tokens of the prompt.
@@ -483,7 +483,8 @@ mod tests {
             let pool = pool(&fleet.iter().map(|(w, s, ..)| (*w, states[usize::from(*s)])).collect::<Vec<_>>());
             let loads: Vec<Load> = fleet.iter().map(|(_, _, n, until, times)| load(*n, *until, *times)).collect();
             let mut rng = SplitMix64::seeded(seed);
-            if let Ok(pick) = decide(&pool, &loads, &Ask::default(), &mut Nobody, 100, Draw::ByWeight, &mut rng) {
+            let view = View { loads: &loads, now_ms: 100, ..View::default() };
+            if let Ok(pick) = decide(&pool, view, &Ask::default(), &mut Nobody, &mut rng) {
                 for host in pick.hosts {
                     prop_assert_eq!(pick.survey.excluded[host], None);
                 }

@@ -15,7 +15,7 @@ pub mod beats;
 pub mod row;
 pub mod table;
 
-pub use row::{Admitted, Charge, Outcome, Report, Row};
+pub use row::{Admitted, Charge, Outcome, Question, Report, Row};
 pub use table::Table;
 
 /// A value in shared memory with a version.

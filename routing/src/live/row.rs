@@ -7,11 +7,11 @@
 
 use super::table::{Counts, Passive, Table};
 use super::{SharedValue, StoreError, Then, transact};
-use crate::eligibility::{Ask, Load, Survey};
-use crate::policy::Draw;
+use crate::eligibility::{Ask, Load, Survey, View};
 use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
 use crate::route::{self, Pick, Refusal, decide};
+use crate::signals::Signals;
 use crate::snapshot::{Endpoint, EndpointKey, Pool};
 
 /// Failures in a row after which an endpoint is ejected.
@@ -30,6 +30,19 @@ pub enum Outcome {
     Failure,
     /// Says nothing about the endpoint: the client left, or the engine pushed back (429).
     Neutral,
+}
+
+/// A request that looks for an endpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// The pool that it goes to.
+    pub pool: &'a Pool,
+    /// What it needs.
+    pub ask: &'a Ask,
+    /// What others say about the pool's endpoints, in the pool's order; nothing where it is shorter.
+    pub signals: &'a [Signals],
+    /// The time in ms.
+    pub now_ms: u64,
 }
 
 /// A request that was let in and counted.
@@ -144,27 +157,31 @@ impl Row {
     pub fn admit(
         &mut self,
         value: &mut impl SharedValue,
-        pool: &Pool,
-        ask: &Ask,
+        question: &Question<'_>,
         prefix: &mut impl Holders,
-        now_ms: u64,
         rng: &mut SplitMix64,
     ) -> Result<Admitted, Refused> {
+        let Question { pool, ask, signals, now_ms } = *question;
         let (decided, stored) = transact(value, |table| {
             let row = self.write(table, pool.endpoints.iter().map(|endpoint| endpoint.key));
             let slots: Vec<Option<usize>> =
                 pool.endpoints.iter().enumerate().map(|(hint, endpoint)| table.find(endpoint.key, hint)).collect();
             let loads: Vec<Load> = slots
                 .iter()
-                .map(|slot| {
-                    slot.map_or(Load::default(), |slot| {
+                .enumerate()
+                .map(|(place, slot)| {
+                    let elsewhere = signals.get(place).map_or(0, |signals| signals.elsewhere);
+                    slot.map_or(Load { elsewhere, ..Load::default() }, |slot| {
                         let Counts { in_flight, pending_tokens } = table.total(slot);
-                        Load { in_flight, pending_tokens, passive: table.passive(slot), clock: table.clock(slot) }
+                        let (passive, clock) = (table.passive(slot), table.clock(slot));
+                        Load { in_flight, elsewhere, pending_tokens, passive, clock }
                     })
                 })
                 .collect();
-            match decide(pool, &loads, ask, prefix, now_ms, Draw::ByWeight, rng) {
+            let view = View { loads: &loads, signals, turn: table.turn(), now_ms };
+            match decide(pool, view, ask, prefix, rng) {
                 Ok(pick) => {
+                    table.take_turn();
                     let charge = charge(ask, prefix, pick.chosen());
                     if let (Some(row), Some(Some(slot))) = (row, slots.get(pick.chosen())) {
                         let mut counts = table.cell(row, *slot);
@@ -415,7 +432,7 @@ mod tests {
     const FREE: Charge = Charge { prompt_tokens: 0, output_tokens: 0 };
 
     fn admit(row: &mut Row, memory: &mut Memory, pool: &Pool, rng: &mut SplitMix64) -> Result<Admitted, Refused> {
-        row.admit(memory, pool, &Ask::default(), &mut Nobody, 0, rng)
+        row.admit(memory, &Question { pool, ask: &Ask::default(), signals: &[], now_ms: 0 }, &mut Nobody, rng)
     }
 
     // Row 7 of the mission: four idle endpoints, four requests at once on four threads, one each, every time.
@@ -517,7 +534,8 @@ mod tests {
         };
         let ask = Ask { prompt_tokens: 1_000, output_tokens: 50, ..Ask::default() };
         let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
-        let mut admitted = row.admit(&mut memory, &pool, &ask, &mut Nobody, 0, &mut rng).unwrap();
+        let question = Question { pool: &pool, ask: &ask, signals: &[], now_ms: 0 };
+        let mut admitted = row.admit(&mut memory, &question, &mut Nobody, &mut rng).unwrap();
         let (a, b) = (&pool.endpoints[0], &pool.endpoints[1]);
         assert_eq!((admitted.pick.chosen(), pending(&memory)), (0, vec![1_050, 0]));
         row.shift(&mut memory, a, b, admitted.charge, FAILURE, 0).1.unwrap();

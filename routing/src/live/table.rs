@@ -4,7 +4,7 @@
 //!
 //! | part | bytes | fields |
 //! |---|---|---|
-//! | header | 16 | `WBLT`, format u8, 0 u8, slots u16, rows u16, 0 u16, 0 u32 |
+//! | header | 16 | `WBLT`, format u8, 0 u8, slots u16, rows u16, 0 u16, turn u32 |
 //! | slot, one per endpoint | 32 | key u64, ejected until u64 (ms), failures in a row u16, ejections u16, 0 u32, token clock u64 |
 //! | row id, one per VM | 8 | u64 |
 //! | cell, per row and slot | 8 | in flight u32, pending tokens u32 |
@@ -23,6 +23,7 @@ pub const MAX_ROWS: usize = 256;
 
 const MAGIC: [u8; 4] = *b"WBLT";
 const HEADER: usize = 16;
+const TURN: usize = 12;
 const SLOT: usize = 32;
 const ROW_ID: usize = 8;
 const CELL: usize = 8;
@@ -94,6 +95,17 @@ impl Table {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Requests that the pool has placed so far, over all VMs; starts again at 0 after 2^32.
+    #[must_use]
+    pub fn turn(&self) -> u32 {
+        self.u32_at(TURN)
+    }
+
+    /// Counts a request that was placed.
+    pub fn take_turn(&mut self) {
+        self.put_u32(TURN, self.turn().wrapping_add(1));
     }
 
     /// The endpoint of a slot; slots start at 0.
@@ -246,6 +258,7 @@ impl Table {
         let (slots, rows) = (kept.slots.len(), kept.rows.len());
         let mut next = Table { bytes: vec![0; size(slots, rows)], slots, rows };
         next.write_header();
+        next.put_u32(TURN, self.turn());
         for (to, from) in kept.slots.iter().enumerate() {
             let Some(from) = *from else { continue };
             next.put_u64(HEADER + to * SLOT, self.key(from).0);

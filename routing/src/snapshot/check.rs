@@ -132,6 +132,7 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         adapters: raw.adapters,
         policy,
         choices,
+        draw: crate::policy::Draw::ByWeight,
         affinity,
         base_cap: raw.admission.base_cap,
         endpoints,

@@ -75,6 +75,8 @@ pub struct Pool {
     pub policy: Policy,
     /// How many distinct endpoints are drawn and compared.
     pub choices: Choices,
+    /// How they are drawn.
+    pub draw: crate::policy::Draw,
     /// When to stay with the holder of a prompt's prefix.
     pub affinity: Affinity,
     /// In-flight requests per unit of weight.

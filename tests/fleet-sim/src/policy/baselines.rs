@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use weighbridge_routing::eligibility::{Ask, Load};
+use weighbridge_routing::eligibility::{Ask, Load, View};
 use weighbridge_routing::policy::Draw;
 use weighbridge_routing::prefix::holders::Nobody;
 use weighbridge_routing::rng::SplitMix64;
@@ -22,7 +22,8 @@ pub(super) struct Baseline {
 }
 
 impl Baseline {
-    pub(super) fn new(policy: Policy, pool: Pool, seed: u64) -> Self {
+    pub(super) fn new(policy: Policy, mut pool: Pool, seed: u64) -> Self {
+        pool.draw = Draw::Uniformly;
         let in_flight = vec![0; pool.endpoints.len()];
         Self { policy, pool, rng: SplitMix64::seeded(seed), in_flight, placed: HashMap::new(), turn: 0 }
     }
@@ -42,7 +43,8 @@ impl Baseline {
                 let loads: Vec<Load> =
                     self.in_flight.iter().map(|n| Load { in_flight: *n, ..Load::default() }).collect();
                 let ask = Ask::default();
-                let pick = decide(&self.pool, &loads, &ask, &mut Nobody, 0, Draw::Uniformly, &mut self.rng).ok()?;
+                let view = View { loads: &loads, ..View::default() };
+                let pick = decide(&self.pool, view, &ask, &mut Nobody, &mut self.rng).ok()?;
                 pick.chosen() as u64
             }
             _ => {

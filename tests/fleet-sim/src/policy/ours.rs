@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use weighbridge_routing::eligibility::Ask;
-use weighbridge_routing::live::{Charge, Outcome, Report, Row, SharedValue, StoreError};
+use weighbridge_routing::live::{Charge, Outcome, Question, Report, Row, SharedValue, StoreError};
 use weighbridge_routing::prefix::index::{SHARDS, Search, Shards};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::Pool;
@@ -106,7 +106,8 @@ impl Router for Ours {
             output_tokens: self.median_output,
             ..Ask::default()
         };
-        let admitted = row.admit(value, pool, &ask, &mut search.holders(memory), now_ms, rng).ok()?;
+        let question = Question { pool, ask: &ask, signals: &[], now_ms };
+        let admitted = row.admit(value, &question, &mut search.holders(memory), rng).ok()?;
         let at = admitted.pick.chosen();
         let believed_tokens = search.tokens_at(at, memory);
         let clock = admitted.loads.get(at).map_or(0, |load| load.clock);
