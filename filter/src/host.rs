@@ -16,7 +16,6 @@ use weighbridge_routing::prefix::index::Shards;
 pub(crate) struct HostError(pub(crate) u32);
 
 const OK: u32 = 0;
-#[allow(dead_code, reason = "for `calls`")]
 /// Of a call: Envoy has no such cluster.
 pub(crate) const BAD_ARGUMENT: u32 = 2;
 const CAS_MISMATCH: u32 = 8;
@@ -335,7 +334,6 @@ impl Shards for Index {
     }
 }
 
-#[allow(dead_code, reason = "for `calls`")]
 /// Sends a request to a cluster of Envoy's. The answer comes to the root context's `on_http_call_response` with the token
 /// that is returned. Envoy has no cluster of this name: [`BAD_ARGUMENT`].
 pub(crate) fn http_call(

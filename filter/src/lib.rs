@@ -5,6 +5,7 @@
 //!   it has its endpoint, [`placed`] from then on.
 //! - [`calls`]: HTTP calls to the prober.
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
+//! - [`records`]: decision records on their way to the prober.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
 //! - [`host`]: every call into Envoy, each status an error or an absence.
 //!
@@ -16,11 +17,11 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
 )]
 
-#[allow(dead_code, reason = "reports of load and decisions come next")]
 mod calls;
 mod host;
 mod placed;
 mod reading;
+mod records;
 mod root;
 mod stats;
 mod steer;

@@ -11,6 +11,7 @@ use weighbridge_routing::response::{Facts, Kind, Watcher};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
 use crate::host::{self, Buffer, Headers};
+use crate::records::Went;
 use crate::vm;
 
 const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
@@ -139,17 +140,24 @@ impl Placed {
         self.release(self.outcome(), host::now_ms());
     }
 
-    /// The last that is heard of a request. Returns the decision record.
-    pub(crate) fn log(&mut self) -> Option<String> {
+    /// The last that is heard of a request. Returns the decision record, and how it went.
+    pub(crate) fn log(&mut self) -> Option<(String, Went)> {
         let now_ms = self.released_ms.unwrap_or_else(host::now_ms);
-        if self.released_ms.is_none() {
-            self.follow();
-            self.release(Placed::outcome_of_cut(), now_ms);
+        let whole = self.released_ms.is_some();
+        let mut details = None;
+        if !whole || !self.answered {
+            let words = host::property("response\0code_details").unwrap_or_default();
+            if !whole {
+                self.follow();
+                self.release(Placed::outcome_of_cut(&words), now_ms);
+            }
+            details = Some(String::from_utf8_lossy(&words).into_owned()).filter(|words| !words.is_empty());
         }
         // Where nothing was retried there was one attempt; asking Envoy costs a host call.
         let first_try = self.answered && self.at == self.admitted.pick.chosen();
         let attempts = if first_try { 1 } else { attempts() };
         let facts = self.facts();
+        let tried = if attempts > 1 { self.tried(attempts) } else { Vec::new() };
         let mut decision = self.decision()?;
         decision.result = Some(ResultRecord {
             endpoint: self.endpoint().filter(|_| self.answered).map(|endpoint| endpoint.id.as_str()),
@@ -162,8 +170,22 @@ impl Placed {
             completion_tokens: facts.completion_tokens,
             finish: facts.finish.map(|finish| finish.as_str()),
             error: facts.error,
+            tried,
+            details,
         });
-        Some(decision.to_json())
+        let went = Went {
+            troubled: !whole || attempts > 1 || facts.error || !(200..400).contains(&self.status),
+            total_ms: now_ms.saturating_sub(self.known.started_ms),
+        };
+        Some((decision.to_json(), went))
+    }
+
+    /// The endpoints tried, in order: as many of the hosts as there were attempts, and the one that was used last.
+    fn tried(&self, attempts: u32) -> Vec<&str> {
+        let endpoints = self.pool().map_or(&[][..], |pool| &pool.endpoints);
+        let before = self.admitted.pick.hosts.iter().take(attempts.saturating_sub(1) as usize);
+        let places = before.chain(std::iter::once(&self.at));
+        places.filter_map(|place| endpoints.get(*place)).map(|endpoint| endpoint.id.as_str()).collect()
     }
 
     /// Envoy did not take the request from us.
@@ -293,13 +315,13 @@ impl Placed {
 
     /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
     /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
-    fn outcome_of_cut() -> Outcome {
-        let details = host::property("response\0code_details").unwrap_or_default();
+    fn outcome_of_cut(details: &[u8]) -> Outcome {
         if details.starts_with(b"upstream_") { Outcome::Failure } else { Outcome::Neutral }
     }
 
     fn decision(&self) -> Option<Decision<'_>> {
-        Some(Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted))
+        let decision = Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted);
+        Some(Decision { time_ms: vm::with(|vm| vm.unix_ms(self.known.started_ms)), ..decision })
     }
 }
 

@@ -87,6 +87,11 @@ impl Stats {
         self.count("unshared", 0, || "weighbridge_live_write_failures".to_owned());
     }
 
+    /// Decision records that could not be brought to the prober.
+    pub(crate) fn decisions_dropped(&mut self, count: u64) {
+        self.add("decisions_dropped", 0, count, || "weighbridge_decisions_dropped".to_owned());
+    }
+
     /// Time to the first token of a stream, or the first byte of another answer.
     pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
         let full = self.histograms.len() >= MAX_METRICS;
@@ -140,6 +145,10 @@ impl Stats {
     }
 
     fn count(&mut self, what: &'static str, about: u64, name: impl FnOnce() -> String) {
+        self.add(what, about, 1, name);
+    }
+
+    fn add(&mut self, what: &'static str, about: u64, by: u64, name: impl FnOnce() -> String) {
         let full = self.counters.len() >= MAX_METRICS;
         let key = if full && !self.counters.contains_key(&(what, about)) { (what, u64::MAX) } else { (what, about) };
         let waiting = self.counters.entry(key).or_insert_with(|| {
@@ -151,7 +160,7 @@ impl Stats {
             }
             Waiting { id: host::define_metric(Metric::Counter, &name), values: 0 }
         });
-        waiting.values += 1;
+        waiting.values += by;
     }
 }
 

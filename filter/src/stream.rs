@@ -14,6 +14,7 @@ use weighbridge_routing::window::Need;
 use crate::host::{self, Headers};
 use crate::placed::{Known, Placed};
 use crate::reading::{Reading, Unreadable};
+use crate::records::Went;
 use crate::steer::{CLUSTER_HEADER, HOST_HEADER, rename, steer};
 use crate::vm::{self, Lookup};
 
@@ -110,8 +111,13 @@ impl Stream {
         let admitted = match vm::with(|vm| vm.admit(pool, &ask, &mut search, now_ms)) {
             Ok(admitted) => admitted,
             Err(refused) => {
-                let record = Decision::refused(pool, snapshot.version, &ask, &refused).to_json();
+                let record = Decision {
+                    time_ms: vm::with(|vm| vm.unix_ms(now_ms)),
+                    ..Decision::refused(pool, snapshot.version, &ask, &refused)
+                };
+                let record = record.to_json();
                 let _ = host::set_property(DECISION_STATE, &record);
+                vm::with(|vm| vm.tell(&record, Went { troubled: true, total_ms: 0 }));
                 let refusal = refused.refusal;
                 return self.refuse(&ApiError::refused(refusal, &pool.name, &ask, shape), &pool.name, refusal.as_str());
             }
@@ -265,9 +271,10 @@ impl HttpContext for Stream {
     /// The one callback that always comes, whichever way a request ends.
     fn on_log(&mut self) {
         if let Phase::Placed(placed) = &mut self.phase
-            && let Some(record) = placed.log()
+            && let Some((record, went)) = placed.log()
         {
             let _ = host::set_property(DECISION_STATE, &record);
+            vm::with(|vm| vm.tell(&record, went));
         }
     }
 }

@@ -19,6 +19,7 @@ use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, Snaps
 
 use crate::calls::{self, Calls};
 use crate::host::{self, Index, Level, Shared};
+use crate::records::{self, Records, Went};
 pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
 
@@ -54,11 +55,15 @@ pub(crate) struct Vm {
     rng: SplitMix64,
     snapshot: Option<Rc<Snapshot>>,
     adopted_unix_ms: u64,
+    /// Unix time less the monotonic clock, as of the last tick: spares a host call per request.
+    unix_offset_ms: u64,
     /// Few enough that a search by name is cheaper than a map.
     pools: Vec<PoolState>,
     pub(crate) stats: Stats,
     /// What the prober has been asked.
     pub(crate) calls: Calls,
+    /// Decision records for the prober.
+    pub(crate) records: Records,
 }
 
 impl Vm {
@@ -76,15 +81,22 @@ impl Vm {
             rng,
             snapshot: None,
             adopted_unix_ms: 0,
+            unix_offset_ms: 0,
             pools: Vec::new(),
             stats: Stats::default(),
             calls: Calls::default(),
+            records: Records::default(),
         }
     }
 
     /// The snapshot in force.
     pub(crate) fn snapshot(&self) -> Option<Rc<Snapshot>> {
         self.snapshot.clone()
+    }
+
+    /// A time on the monotonic clock as ms since 1970.
+    pub(crate) fn unix_ms(&self, now_ms: u64) -> u64 {
+        self.unix_offset_ms.wrapping_add(now_ms)
     }
 
     /// Takes a snapshot, unless this Envoy has seen a newer one: then takes that. A listener that is updated comes
@@ -130,8 +142,19 @@ impl Vm {
         });
         create_if_absent(BEATS, &Beats::default().encode());
         self.adopted_unix_ms = host::unix_ms();
+        self.unix_offset_ms = self.adopted_unix_ms.wrapping_sub(host::now_ms());
+        self.records.name(match host::property("xds\0node\0id") {
+            Some(id) if !id.is_empty() => String::from_utf8_lossy(&id).into_owned(),
+            // Not to be told apart by its own name; its threads are at least told apart from other Envoys'.
+            _ => format!("{:016x}", self.id),
+        });
         self.snapshot = Some(Rc::new(snapshot));
         Ok(())
+    }
+
+    /// A request has ended, or was refused, and its record is written.
+    pub(crate) fn tell(&mut self, record: &str, went: Went) {
+        self.records.offer(record, went, &mut self.rng);
     }
 
     /// Called before the first request: from here on this VM has a row.
@@ -238,7 +261,9 @@ impl Vm {
     pub(crate) fn tick(&mut self) {
         self.stats.flush();
         let now_ms = host::now_ms();
+        self.unix_offset_ms = host::unix_ms().wrapping_sub(now_ms);
         calls::expire(self, now_ms);
+        records::send(self, now_ms);
         // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
         for PoolState { live_key, row, .. } in &mut self.pools {
             if row.look(&mut Shared(live_key)) == Look::Missing && row.rewrite(&mut Shared(live_key)).is_err() {
@@ -266,6 +291,9 @@ impl Vm {
             let (bytes, token) = value.load();
             let mut beats = Beats::decode(&bytes.unwrap_or_default());
             let beat = if self.serves { beats.beat(self.id, now_ms) } else { Beat::Known };
+            if let Some(snapshot) = &self.snapshot {
+                self.records.share(snapshot.decisions_per_second, beats.alive(now_ms));
+            }
             let leads = beats.lease(self.id, now_ms);
             if leads {
                 beats.forget_dead(now_ms);

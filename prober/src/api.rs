@@ -2,6 +2,7 @@
 //! `{"error": {"code", "message"}}`, and a message names the field, the value and what was expected.
 
 mod auth;
+mod decisions;
 mod endpoints;
 mod error;
 mod operations;
@@ -41,6 +42,8 @@ const MAX_BODY: usize = 256 << 10;
         operations::unpin,
         operations::drain,
         operations::undrain,
+        decisions::list,
+        decisions::take,
         status::snapshot,
         status::envoys,
         status::signals,
@@ -54,6 +57,7 @@ pub struct Document;
 
 /// All routes. With a token, everything under `/v1` needs it.
 pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
+    let decisions = get(decisions::list).post(decisions::take).layer(DefaultBodyLimit::max(decisions::MAX_BODY));
     let guarded = Router::new()
         .route("/v1/endpoints", get(endpoints::list).post(endpoints::register))
         .route("/v1/endpoints/{id}", get(endpoints::one).delete(endpoints::remove))
@@ -63,6 +67,7 @@ pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
         .route("/v1/snapshot", get(status::snapshot))
         .route("/v1/envoys", get(status::envoys))
         .route("/v1/signals", post(status::signals))
+        .route("/v1/decisions", decisions)
         .layer(middleware::from_fn_with_state(token.map(Arc::new), auth::check));
     Router::new()
         .merge(guarded)

@@ -38,6 +38,8 @@ pub struct Config {
     pub health: Health,
     /// How often the engines' metrics are read.
     pub signals_interval: Duration,
+    /// Decision records kept per pool.
+    pub decisions_keep: usize,
     /// Base URLs of Envoy admin interfaces, for the idle check.
     pub envoy_admin: Vec<String>,
     /// The pools.

@@ -8,13 +8,17 @@
 //! - [`watch`], [`engine`], [`envoy_admin`]: what engines and Envoys say of themselves.
 //! - [`members`]: who belongs to the fleet.
 //! - [`store`]: what survives a restart.
+//! - [`decisions`]: the last decision records, as the Envoys send them.
+//! - [`explain`]: a decision record in sentences (pure).
 //! - [`api`], [`metrics`]: for people and machines.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod api;
 pub mod config;
+pub mod decisions;
 pub mod engine;
 pub mod envoy_admin;
+pub mod explain;
 pub mod members;
 pub mod metrics;
 pub mod probe;

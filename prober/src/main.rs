@@ -1,24 +1,59 @@
 //! The `weighbridge-prober` program.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use weighbridge_prober::config::Config;
+use weighbridge_prober::explain;
 
 /// Measures every endpoint and tells every Envoy.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Options {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Serve with this configuration.
     #[arg(long, value_name = "FILE", required_unless_present = "check", conflicts_with = "check")]
     config: Option<PathBuf>,
     /// Only say what is wrong with this configuration, and exit with 1 when something is.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say in sentences why a request went where it went, and what took how long.
+    Explain {
+        /// A decision record, several of them, lines of Envoy's access log, or an answer of GET /v1/decisions; `-` reads
+        /// standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+/// Explains every record in a file.
+fn explain(path: &PathBuf) -> anyhow::Result<ExitCode> {
+    let text = match path.as_os_str() == "-" {
+        true => std::io::read_to_string(std::io::stdin()).context("standard input cannot be read")?,
+        false => std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?,
+    };
+    let input = explain::input::read(&text).with_context(|| format!("{} cannot be explained", path.display()))?;
+    let mut out = std::io::stdout().lock();
+    let records = input.records.iter().map(|record| explain::explain(record).to_string());
+    for (nth, text) in records.chain(input.undecided.into_iter().map(|sentence| sentence + "\n")).enumerate() {
+        let blank = if nth > 0 { "\n" } else { "" };
+        // Whoever reads may have seen enough.
+        if write!(out, "{blank}{text}").is_err() {
+            break;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn read(path: &PathBuf) -> anyhow::Result<Config> {
@@ -48,6 +83,9 @@ fn check(path: &PathBuf) -> anyhow::Result<ExitCode> {
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
     let options = Options::parse();
+    if let Some(Command::Explain { file }) = &options.command {
+        return explain(file);
+    }
     if let Some(path) = &options.check {
         return check(path);
     }

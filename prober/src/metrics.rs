@@ -41,6 +41,12 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let envoys = family("envoys_connected", "Envoys that are connected");
     let probes = Family::<Labels, Counter>::default();
     metrics.register("probes", "Probes by kind and result, since the prober started", probes.clone());
+    let decisions = Family::<Labels, Counter>::default();
+    metrics.register("decisions", "Decision records by result, since the prober started", decisions.clone());
+    let counts = service.decisions.counts();
+    for (result, count) in [("kept", counts.taken), ("refused", counts.refused), ("dropped", counts.dropped)] {
+        decisions.get_or_create(&vec![("result", result.to_owned())]).inc_by(count);
+    }
     let nacks = Counter::<u64>::default();
     metrics.register("nacks", "Configurations that Envoys have refused, since the prober started", nacks.clone());
     nacks.inc_by(service.xds.nacks());

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use weighbridge_xds::XdsServer;
 
 use crate::config::Config;
+use crate::decisions::Decisions;
 use crate::engine::Client;
 use crate::envoy_admin::Admins;
 use crate::registry::{Memory, ProbeRecord, Registry};
@@ -55,6 +56,8 @@ pub struct Service {
     pub engines: Client,
     /// Speaks to Envoy admin interfaces.
     pub admins: Admins,
+    /// The last decision records.
+    pub decisions: Decisions,
     registry: Mutex<Registry>,
     demands: Mutex<Vec<Demand>>,
     /// Engines under a burst.
@@ -79,6 +82,7 @@ impl Service {
             store,
             engines: Client::new()?,
             admins: Admins::new(&config.envoy_admin)?,
+            decisions: Decisions::new(config.decisions_keep, config.pools.iter().map(|pool| pool.wire.name.as_str())),
             registry: Mutex::new(registry),
             demands: Mutex::new(Vec::new()),
             busy: Mutex::new(HashSet::new()),

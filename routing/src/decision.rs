@@ -1,23 +1,40 @@
 //! The decision record: why a request went where it went, readable at 3 am.
 //!
-//! One JSON object, in filter state (for the access log) and, where allowed, in a response header. It never holds
-//! anything of the prompt. Each candidate's terms are given for up to [`MAX_CANDIDATES`] endpoints, those that were
-//! compared first; `omitted` says how many are missing.
+//! One JSON object, in filter state (for the access log), where allowed in a response header, and in batches on its way
+//! to the prober. It never holds anything of the prompt. `docs/decisions.md` says what each field means.
+//!
+//! Its size is bounded, whatever the size of the pool: the terms are given of [`MAX_CANDIDATES`] endpoints, first of
+//! those that were compared, then of the hosts behind the pick, the holders of the prefix, and others in the pool's
+//! order. The rest is counted by why it was left out.
+//!
+//! [`record`] is the same object as its readers see it; [`sample`] says which of them the prober gets.
+
+mod json;
+pub mod record;
+pub mod sample;
 
 use crate::eligibility::{Ask, Exclusion, Load, Survey};
 use crate::live::{Admitted, row::Refused};
-use crate::snapshot::Pool;
+use crate::snapshot::{Policy, Pool};
+use json::Json;
 
 /// Candidates written out in one record.
 pub const MAX_CANDIDATES: usize = 16;
 
+/// Holders of a prefix written out in one record.
+pub const MAX_HOLDERS: usize = 8;
+
 /// A whole record.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision<'a> {
+    /// When the request had arrived, in ms since 1970; 0 where that is not known.
+    pub time_ms: u64,
     /// The pool.
     pub pool: &'a str,
     /// The snapshot that was in force.
     pub snapshot: u64,
+    /// The pool's policy.
+    pub policy: &'static str,
     /// Why: a [`Reason`](crate::route::Reason) or a [`Refusal`](crate::route::Refusal).
     pub reason: &'static str,
     /// The endpoint that was picked.
@@ -26,16 +43,55 @@ pub struct Decision<'a> {
     pub hosts: Vec<&'a str>,
     /// Each endpoint's terms.
     pub candidates: Vec<CandidateRecord<'a>>,
-    /// Endpoints not written out.
-    pub omitted: usize,
+    /// Those not written out.
+    pub omitted: Omitted,
     /// Tokens of the prompt, by estimate.
     pub prompt_tokens: u64,
     /// Tokens that the answer was expected to have.
     pub output_tokens: u64,
     /// What prefix affinity had to say, where an endpoint holds some of the prompt.
     pub prefix: Option<PrefixRecord<'a>>,
+    /// How it waited, where it had to.
+    pub queue: Option<QueueRecord>,
+    /// The pool that was asked for, where this one takes what that one would have refused.
+    pub spilled_from: Option<&'a str>,
+    /// `fresh` or `stale`: whether what engines and other Envoys report was recent; absent where nobody reports.
+    pub signals: Option<&'static str>,
+    /// What a second policy would have done, where one is configured.
+    pub shadow: Option<ShadowRecord<'a>>,
     /// The endpoint that answered, and how; known at the end.
     pub result: Option<ResultRecord<'a>>,
+}
+
+/// Endpoints that have no [`CandidateRecord`], so that a large pool's record stays small.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Omitted {
+    /// How many.
+    pub endpoints: usize,
+    /// Of these, how many could not take the request, by why.
+    pub excluded: Vec<(Exclusion, usize)>,
+}
+
+impl Omitted {
+    /// Counts those that are not shown. Linear in the size of the pool, and free for pools that are shown whole.
+    fn of(survey: &Survey, shown: &[usize]) -> Self {
+        let mut omitted =
+            Omitted { endpoints: survey.excluded.len().saturating_sub(shown.len()), excluded: Vec::new() };
+        if omitted.endpoints == 0 {
+            return omitted;
+        }
+        for (index, excluded) in survey.excluded.iter().enumerate() {
+            let Some(excluded) = *excluded else { continue };
+            if shown.contains(&index) {
+                continue;
+            }
+            match omitted.excluded.iter_mut().find(|(why, _)| *why == excluded) {
+                Some((_, count)) => *count += 1,
+                None => omitted.excluded.push((excluded, 1)),
+            }
+        }
+        omitted
+    }
 }
 
 /// One endpoint as the decision saw it.
@@ -45,7 +101,7 @@ pub struct CandidateRecord<'a> {
     pub id: &'a str,
     /// Its weight.
     pub weight: f64,
-    /// Requests in flight before this one.
+    /// Requests in flight before this one, whoever sent them.
     pub in_flight: u32,
     /// The most it may have.
     pub cap: u32,
@@ -58,6 +114,12 @@ pub struct CandidateRecord<'a> {
     pub drawn: bool,
     /// Why it was left out.
     pub excluded: Option<&'static str>,
+    /// Of `in_flight`, requests that others sent there: other Envoys, and whoever speaks to the engine itself.
+    pub elsewhere: u32,
+    /// What is compared where the policy is `score`: the sum of `terms`, lowest wins.
+    pub score: Option<f64>,
+    /// What each term adds to the score (coefficient times value).
+    pub terms: Vec<(&'static str, f64)>,
 }
 
 /// How staying with a holder of the prompt's prefix was weighed.
@@ -73,6 +135,28 @@ pub struct PrefixRecord<'a> {
     pub allowance: f64,
 }
 
+/// How a request waited for a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueRecord {
+    /// Its number: later arrivals of the pool have higher ones.
+    pub ticket: u64,
+    /// Waiters before it when it came.
+    pub position: u64,
+    /// From its arrival to its slot, in ms.
+    pub wait_ms: u64,
+}
+
+/// What a second policy said of the same request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShadowRecord<'a> {
+    /// Which.
+    pub policy: &'static str,
+    /// Where it would have sent the request, or did.
+    pub picked: Option<&'a str>,
+    /// Whether its pick counted (a canary) or was only compared.
+    pub routed: bool,
+}
+
 /// How it ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResultRecord<'a> {
@@ -82,9 +166,9 @@ pub struct ResultRecord<'a> {
     pub status: u16,
     /// Attempts that Envoy made.
     pub attempts: u32,
-    /// From the decision to the first token of a stream, or the first byte of another answer, in ms.
+    /// From the arrival to the first token of a stream, or the first byte of another answer, in ms. The wait for a slot is in it.
     pub ttft_ms: Option<u64>,
-    /// From the decision to the end of the answer, in ms.
+    /// From the arrival to the end of the answer, in ms. The wait for a slot is in it.
     pub duration_ms: u64,
     /// What the answer's `usage` said.
     pub prompt_tokens: Option<u64>,
@@ -96,6 +180,32 @@ pub struct ResultRecord<'a> {
     pub finish: Option<&'static str>,
     /// Whether there was an error object in an answer whose status was fine.
     pub error: bool,
+    /// The endpoints tried, in order, where the first did not answer.
+    pub tried: Vec<&'a str>,
+    /// What Envoy says of an answer that is not the engine's, or not whole (`%RESPONSE_CODE_DETAILS%`).
+    pub details: Option<String>,
+}
+
+/// The policy's word in records and configurations.
+fn word(policy: Policy) -> &'static str {
+    match policy {
+        Policy::P2c => "p2c",
+        Policy::LeastPendingTokens => "least_pending_tokens",
+    }
+}
+
+/// Places of the endpoints that are written out: these first, then others in the pool's order.
+fn shown(endpoints: usize, first: &[&[usize]]) -> Vec<usize> {
+    let mut shown = Vec::with_capacity(endpoints.min(MAX_CANDIDATES));
+    for index in first.iter().copied().flatten().copied().chain(0..endpoints) {
+        if shown.len() == MAX_CANDIDATES {
+            break;
+        }
+        if !shown.contains(&index) {
+            shown.push(index);
+        }
+    }
+    shown
 }
 
 fn hundredths(value: f64) -> f64 {
@@ -110,18 +220,21 @@ impl<'a> Decision<'a> {
         let name = |index: &usize| pool.endpoints.get(*index).map(|endpoint| endpoint.id.as_str());
         let mut hosts: Vec<&str> = pick.hosts.iter().filter_map(name).collect();
         hosts.dedup();
+        let holders = pick.affinity.as_ref().map_or(&[][..], |affinity| &affinity.holders);
+        let holders = holders.get(..MAX_HOLDERS).unwrap_or(holders);
         let prefix = pick.affinity.as_ref().map(|affinity| PrefixRecord {
-            holders: affinity.holders.iter().filter_map(name).take(MAX_CANDIDATES).collect(),
+            holders: holders.iter().filter_map(name).collect(),
             matched_tokens: affinity.matched_tokens,
             missing_tokens: affinity.missing_tokens,
             allowance: hundredths(affinity.allowance),
         });
+        let shown = shown(pool.endpoints.len(), &[&[pick.chosen()], &pick.drawn, &pick.hosts, holders]);
         Decision {
             reason: pick.reason.as_str(),
             picked: name(&pick.chosen()),
             hosts,
             prefix,
-            ..Self::of(pool, snapshot, ask, loads, &pick.survey, &pick.drawn)
+            ..Self::of(pool, snapshot, ask, loads, &pick.survey, &pick.drawn, &shown)
         }
     }
 
@@ -129,54 +242,68 @@ impl<'a> Decision<'a> {
     #[must_use]
     pub fn refused(pool: &'a Pool, snapshot: u64, ask: &Ask, refused: &Refused) -> Self {
         let Refused { refusal, survey, loads } = refused;
-        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, &[]) }
+        let shown = shown(pool.endpoints.len(), &[]);
+        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, &[], &shown) }
     }
 
-    fn of(pool: &'a Pool, snapshot: u64, ask: &Ask, loads: &[Load], survey: &Survey, drawn: &[usize]) -> Self {
-        let record = |index: usize, drawn: bool| {
-            let endpoint = pool.endpoints.get(index)?;
-            let load = loads.get(index).copied().unwrap_or_default();
+    fn of(
+        pool: &'a Pool,
+        snapshot: u64,
+        ask: &Ask,
+        loads: &[Load],
+        survey: &Survey,
+        drawn: &[usize],
+        shown: &[usize],
+    ) -> Self {
+        let record = |index: &usize| {
+            let endpoint = pool.endpoints.get(*index)?;
+            let load = loads.get(*index).copied().unwrap_or_default();
             Some(CandidateRecord {
                 id: &endpoint.id,
                 weight: endpoint.weight.get(),
-                in_flight: load.in_flight,
+                in_flight: load.total(),
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
                 load: hundredths(f64::from(load.compared(pool.policy)) / endpoint.weight.get()),
-                drawn,
-                excluded: survey.excluded.get(index).copied().flatten().map(Exclusion::as_str),
+                drawn: drawn.contains(index),
+                excluded: survey.excluded.get(*index).copied().flatten().map(Exclusion::as_str),
+                elsewhere: load.elsewhere,
+                score: None,
+                terms: Vec::new(),
             })
         };
-        let rest = (0..pool.endpoints.len()).filter(|index| !drawn.contains(index));
-        let candidates: Vec<_> = drawn
-            .iter()
-            .filter_map(|index| record(*index, true))
-            .chain(rest.filter_map(|index| record(index, false)))
-            .take(MAX_CANDIDATES)
-            .collect();
         Decision {
+            time_ms: 0,
             pool: &pool.name,
             snapshot,
+            policy: word(pool.policy),
             reason: "",
             picked: None,
             hosts: Vec::new(),
-            omitted: pool.endpoints.len().saturating_sub(candidates.len()),
-            candidates,
+            candidates: shown.iter().filter_map(record).collect(),
+            omitted: Omitted::of(survey, shown),
             prompt_tokens: ask.prompt_tokens,
             output_tokens: ask.output_tokens,
             prefix: None,
+            queue: None,
+            spilled_from: None,
+            signals: None,
+            shadow: None,
             result: None,
         }
     }
 
-    /// Compact JSON. Written by hand: it is built for every request, and costs a fifth of what a general serialiser
-    /// takes. Every text in it is an id or a word of ours, neither of which needs an escape.
+    /// Compact JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = Json(String::with_capacity(256 + 128 * self.candidates.len()));
         json.open('{');
+        if self.time_ms > 0 {
+            json.number("time_ms", self.time_ms);
+        }
         json.text("pool", self.pool);
         json.number("snapshot", self.snapshot);
+        json.text("policy", self.policy);
         json.text("reason", self.reason);
         if let Some(picked) = self.picked {
             json.text("picked", picked);
@@ -191,14 +318,40 @@ impl<'a> Decision<'a> {
             candidate.write(&mut json);
         }
         json.close(']');
-        if self.omitted > 0 {
-            json.number("omitted", self.omitted as u64);
+        if self.omitted.endpoints > 0 {
+            json.number("omitted", self.omitted.endpoints as u64);
+        }
+        if !self.omitted.excluded.is_empty() {
+            json.key("omitted_excluded");
+            json.open('{');
+            for (why, count) in &self.omitted.excluded {
+                json.number(why.as_str(), *count as u64);
+            }
+            json.close('}');
         }
         json.number("prompt_tokens", self.prompt_tokens);
         json.number("output_tokens", self.output_tokens);
         if let Some(prefix) = &self.prefix {
             json.key("prefix");
             prefix.write(&mut json);
+        }
+        if let Some(queue) = self.queue {
+            json.key("queue");
+            json.open('{');
+            json.number("ticket", queue.ticket);
+            json.number("position", queue.position);
+            json.number("wait_ms", queue.wait_ms);
+            json.close('}');
+        }
+        if let Some(pool) = self.spilled_from {
+            json.text("spilled_from", pool);
+        }
+        if let Some(signals) = self.signals {
+            json.text("signals", signals);
+        }
+        if let Some(shadow) = &self.shadow {
+            json.key("shadow");
+            shadow.write(&mut json);
         }
         if let Some(result) = &self.result {
             json.key("result");
@@ -223,6 +376,34 @@ impl CandidateRecord<'_> {
         }
         if let Some(excluded) = self.excluded {
             json.text("excluded", excluded);
+        }
+        if self.elsewhere > 0 {
+            json.number("elsewhere", self.elsewhere.into());
+        }
+        if let Some(score) = self.score {
+            json.hundredths("score", score);
+        }
+        if !self.terms.is_empty() {
+            json.key("terms");
+            json.open('{');
+            for (term, value) in &self.terms {
+                json.hundredths(term, *value);
+            }
+            json.close('}');
+        }
+        json.close('}');
+    }
+}
+
+impl ShadowRecord<'_> {
+    fn write(&self, json: &mut Json) {
+        json.open('{');
+        json.text("policy", self.policy);
+        if let Some(picked) = self.picked {
+            json.text("picked", picked);
+        }
+        if self.routed {
+            json.yes("routed");
         }
         json.close('}');
     }
@@ -264,98 +445,23 @@ impl ResultRecord<'_> {
         if self.error {
             json.yes("error");
         }
+        if !self.tried.is_empty() {
+            json.texts("tried", &self.tried);
+        }
+        if let Some(details) = &self.details {
+            json.foreign("details", details);
+        }
         json.close('}');
-    }
-}
-
-/// JSON under construction.
-struct Json(String);
-
-impl Json {
-    fn open(&mut self, bracket: char) {
-        self.0.push(bracket);
-    }
-
-    fn close(&mut self, bracket: char) {
-        self.0.push(bracket);
-    }
-
-    /// A comma, unless this is the first of its container.
-    fn comma(&mut self) {
-        if !self.0.ends_with(['{', '[']) {
-            self.0.push(',');
-        }
-    }
-
-    fn key(&mut self, key: &str) {
-        self.comma();
-        self.quoted(key);
-        self.0.push(':');
-    }
-
-    fn quoted(&mut self, text: &str) {
-        self.0.push('"');
-        self.0.push_str(text);
-        self.0.push('"');
-    }
-
-    fn text(&mut self, key: &str, text: &str) {
-        self.key(key);
-        self.quoted(text);
-    }
-
-    fn texts(&mut self, key: &str, texts: &[&str]) {
-        self.key(key);
-        self.open('[');
-        for text in texts {
-            self.comma();
-            self.quoted(text);
-        }
-        self.close(']');
-    }
-
-    fn yes(&mut self, key: &str) {
-        self.key(key);
-        self.0.push_str("true");
-    }
-
-    fn number(&mut self, key: &str, number: u64) {
-        self.key(key);
-        self.digits(number);
-    }
-
-    fn digits(&mut self, mut number: u64) {
-        let mut digits = [b'0'; 20];
-        let mut first = digits.len() - 1;
-        for (place, digit) in digits.iter_mut().enumerate().rev() {
-            *digit = b'0' + (number % 10) as u8;
-            number /= 10;
-            first = place;
-            if number == 0 {
-                break;
-            }
-        }
-        self.0.push_str(digits.get(first..).and_then(|digits| std::str::from_utf8(digits).ok()).unwrap_or_default());
-    }
-
-    /// A number of at least 0, to two places.
-    fn hundredths(&mut self, key: &str, number: f64) {
-        self.key(key);
-        // Saturates: what is negative or not a number is 0.
-        let hundredths = (number * 100.0).round() as u64;
-        self.digits(hundredths / 100);
-        let (tenths, rest) = ((hundredths / 10 % 10) as u8, (hundredths % 10) as u8);
-        self.0.push('.');
-        self.0.push(char::from(b'0' + tenths));
-        if rest != 0 {
-            self.0.push(char::from(b'0' + rest));
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eligibility::survey;
+    use crate::live::Charge;
+    use crate::route::{Affinity, Pick, Reason};
+    use crate::snapshot::Snapshot;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -369,13 +475,18 @@ mod tests {
             load: 7.46,
             drawn: true,
             excluded: None,
+            elsewhere: 0,
+            score: None,
+            terms: Vec::new(),
         }
     }
 
     fn decision() -> Decision<'static> {
         Decision {
+            time_ms: 1_764_000_000_000,
             pool: "qwen-27b",
             snapshot: 1_764_000_000_000,
+            policy: "p2c",
             reason: "holder",
             picked: Some("a"),
             hosts: vec!["a", "b"],
@@ -383,24 +494,34 @@ mod tests {
                 candidate("a"),
                 CandidateRecord { drawn: false, excluded: Some("at_cap"), ..candidate("b") },
             ],
-            omitted: 0,
+            omitted: Omitted::default(),
             prompt_tokens: 8_100,
             output_tokens: 128,
             prefix: None,
+            queue: None,
+            spilled_from: None,
+            signals: None,
+            shadow: None,
             result: None,
         }
     }
 
-    #[test]
-    fn a_record_says_everything_that_is_known() {
+    /// A record in which everything is said.
+    fn full() -> Decision<'static> {
         let mut full = decision();
-        full.omitted = 3;
+        let terms = vec![("active", 1_000.0), ("throughput", -3.0)];
+        full.candidates[0] = CandidateRecord { elsewhere: 2, score: Some(997.0), terms, ..candidate("a") };
+        full.omitted = Omitted { endpoints: 3, excluded: vec![(Exclusion::AtCap, 2)] };
         full.prefix =
             Some(PrefixRecord { holders: vec!["a"], matched_tokens: 8_000, missing_tokens: 0, allowance: 7.6 });
+        full.queue = Some(QueueRecord { ticket: 90, position: 3, wait_ms: 1_200 });
+        full.spilled_from = Some("other");
+        full.signals = Some("stale");
+        full.shadow = Some(ShadowRecord { policy: "score", picked: Some("b"), routed: true });
         full.result = Some(ResultRecord {
             endpoint: Some("a"),
             status: 200,
-            attempts: 1,
+            attempts: 2,
             ttft_ms: Some(40),
             duration_ms: 900,
             prompt_tokens: Some(8_090),
@@ -408,39 +529,167 @@ mod tests {
             completion_tokens: Some(64),
             finish: Some("stop"),
             error: true,
+            tried: vec!["b", "a"],
+            details: Some("downstream_remote_disconnect".into()),
         });
+        full
+    }
+
+    fn json_of(decision: &Decision) -> Value {
+        serde_json::from_str(&decision.to_json()).unwrap()
+    }
+
+    #[test]
+    fn a_record_says_everything_that_is_known() {
         let expected = json!({
-            "pool": "qwen-27b", "snapshot": 1_764_000_000_000u64, "reason": "holder", "picked": "a", "hosts": ["a", "b"],
+            "time_ms": 1_764_000_000_000u64, "pool": "qwen-27b", "snapshot": 1_764_000_000_000u64, "policy": "p2c",
+            "reason": "holder", "picked": "a", "hosts": ["a", "b"],
             "candidates": [
-                {"id": "a", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "drawn": true},
+                {"id": "a", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "drawn": true,
+                    "elsewhere": 2, "score": 997.0, "terms": {"active": 1_000.0, "throughput": -3.0}},
                 {"id": "b", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "excluded": "at_cap"},
             ],
-            "omitted": 3, "prompt_tokens": 8_100, "output_tokens": 128,
+            "omitted": 3, "omitted_excluded": {"at_cap": 2}, "prompt_tokens": 8_100, "output_tokens": 128,
             "prefix": {"holders": ["a"], "matched_tokens": 8_000, "missing_tokens": 0, "allowance": 7.6},
-            "result": {"endpoint": "a", "status": 200, "attempts": 1, "ttft_ms": 40, "duration_ms": 900, "prompt_tokens": 8_090,
-                "cached_tokens": 8_000, "completion_tokens": 64, "finish": "stop", "error": true},
+            "queue": {"ticket": 90, "position": 3, "wait_ms": 1_200}, "spilled_from": "other", "signals": "stale",
+            "shadow": {"policy": "score", "picked": "b", "routed": true},
+            "result": {"endpoint": "a", "status": 200, "attempts": 2, "ttft_ms": 40, "duration_ms": 900, "prompt_tokens": 8_090,
+                "cached_tokens": 8_000, "completion_tokens": 64, "finish": "stop", "error": true, "tried": ["b", "a"],
+                "details": "downstream_remote_disconnect"},
         });
-        assert_eq!(serde_json::from_str::<Value>(&full.to_json()).unwrap(), expected);
+        assert_eq!(json_of(&full()), expected);
+    }
+
+    #[test]
+    fn readers_see_what_is_written() {
+        for written in [decision(), full()] {
+            let read: record::Record = serde_json::from_str(&written.to_json()).unwrap();
+            assert_eq!(serde_json::to_value(&read).unwrap(), json_of(&written));
+        }
+    }
+
+    // Every field of a record is explained, and nothing is explained that does not exist.
+    #[test]
+    fn the_page_about_records_has_every_field() {
+        fn fields(value: &Value, path: &str, into: &mut std::collections::BTreeSet<String>) {
+            match value {
+                // Their keys are words of other lists: exclusions, terms of the score.
+                Value::Object(_) if path.ends_with("omitted_excluded") || path.ends_with("terms") => {}
+                Value::Object(object) => {
+                    for (key, value) in object {
+                        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                        into.insert(path.clone());
+                        fields(value, &path, into);
+                    }
+                }
+                Value::Array(elements) => elements.iter().for_each(|element| fields(element, path, into)),
+                _ => {}
+            }
+        }
+        let mut written = std::collections::BTreeSet::new();
+        fields(&json_of(&full()), "", &mut written);
+        written.extend(record::ADDED.map(str::to_owned));
+        let page = include_str!("../../docs/decisions.md");
+        let (_, page) = page.split_once("\n## Fields\n").unwrap();
+        let (table, _) = page.split_once("\n## ").unwrap();
+        let explained: std::collections::BTreeSet<String> = table
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next().map(|field| field.replace("[]", "")))
+            .collect();
+        assert_eq!(written, explained);
     }
 
     #[test]
     fn what_is_not_known_is_left_out() {
-        let bare = Decision { picked: None, hosts: Vec::new(), candidates: Vec::new(), ..decision() };
-        let json: Value = serde_json::from_str(&bare.to_json()).unwrap();
+        let bare = Decision { time_ms: 0, picked: None, hosts: Vec::new(), candidates: Vec::new(), ..decision() };
+        let json = json_of(&bare);
         let keys: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(keys, ["candidates", "output_tokens", "pool", "prompt_tokens", "reason", "snapshot"]);
+        assert_eq!(keys, ["candidates", "output_tokens", "policy", "pool", "prompt_tokens", "reason", "snapshot"]);
+    }
+
+    /// A pool of so many endpoints, of which every third is draining and every fourth unhealthy.
+    fn large_pool(endpoints: usize) -> Pool {
+        let state = |nth: usize| match nth {
+            nth if nth % 3 == 0 => "draining",
+            nth if nth % 4 == 0 => "unhealthy",
+            _ => "ready",
+        };
+        let endpoints: Vec<_> = (0..endpoints)
+            .map(|nth| json!({"id": format!("e{nth}"), "address": format!("10.0.{}.{}:80", nth / 250, nth % 250), "weight": 1.0, "state": state(nth)}))
+            .collect();
+        let snapshot =
+            json!({"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"], "endpoints": endpoints}]});
+        Snapshot::from_json(snapshot.to_string().as_bytes()).unwrap().pools.remove(0)
+    }
+
+    fn admitted(pool: &Pool, chosen: usize, drawn: Vec<usize>, holders: Vec<usize>) -> Admitted {
+        let loads =
+            vec![Load { in_flight: u32::MAX, pending_tokens: u32::MAX, ..Load::default() }; pool.endpoints.len()];
+        let affinity = Affinity { holders, matched_tokens: u64::MAX, missing_tokens: u64::MAX, allowance: 1e9 };
+        let survey = survey(pool, &[], &Ask::default(), 0);
+        let hosts = [chosen, chosen + 1, chosen];
+        let pick = Pick { hosts, reason: Reason::TieHeavier, drawn, survey, affinity: Some(affinity) };
+        Admitted { pick, loads, charge: Charge::default(), shared: true }
+    }
+
+    #[test]
+    fn a_large_pools_record_is_small_and_counts_the_rest() {
+        let pool = large_pool(1_000);
+        let admitted = admitted(&pool, 700, vec![500, 700], (100..200).collect());
+        let decision = Decision::admitted(&pool, 1, &Ask::default(), &admitted);
+        let shown: Vec<&str> = decision.candidates.iter().map(|candidate| candidate.id).collect();
+        assert_eq!(shown.len(), MAX_CANDIDATES);
+        assert_eq!(shown[..5], ["e700", "e500", "e701", "e100", "e101"]);
+        assert_eq!(decision.prefix.as_ref().unwrap().holders.len(), MAX_HOLDERS);
+        let json = decision.to_json();
+        assert!(json.len() < 4_096, "{} bytes", json.len());
+        // Of 1,000, 334 drain and 166 more are unhealthy; those that are shown are not counted again.
+        let Omitted { endpoints, excluded } = &decision.omitted;
+        let shown =
+            |why: Exclusion| decision.candidates.iter().filter(|shown| shown.excluded == Some(why.as_str())).count();
+        let counted = |why| excluded.iter().find(|(other, _)| *other == why).map_or(0, |(_, count)| *count);
+        assert_eq!(*endpoints, 1_000 - MAX_CANDIDATES);
+        assert_eq!(counted(Exclusion::Draining) + shown(Exclusion::Draining), 334);
+        assert_eq!(counted(Exclusion::Unhealthy) + shown(Exclusion::Unhealthy), 166);
+    }
+
+    #[test]
+    fn the_chosen_one_is_shown_though_all_were_compared() {
+        let pool = large_pool(100);
+        let admitted = admitted(&pool, 98, (0..100).collect(), Vec::new());
+        let decision = Decision::admitted(&pool, 1, &Ask::default(), &admitted);
+        assert!(decision.candidates.iter().any(|candidate| candidate.id == "e98"));
     }
 
     proptest! {
         #[test]
-        fn any_numbers_are_json(number in any::<u64>(), load in any::<f64>(), weight in 0.01f64..100.0, in_flight in any::<u32>()) {
-            let one = CandidateRecord { weight, load, in_flight, ..candidate("a") };
+        fn any_numbers_are_json(
+            number in any::<u64>(), load in any::<f64>(), weight in 0.01f64..100.0, in_flight in any::<u32>(), term in any::<f64>()
+        ) {
+            let terms = vec![("active", term)];
+            let one = CandidateRecord { weight, load, in_flight, score: Some(term), terms, ..candidate("a") };
             let record = Decision { snapshot: number, candidates: vec![one], ..decision() };
-            let json: Value = serde_json::from_str(&record.to_json()).unwrap();
+            let json = json_of(&record);
             prop_assert_eq!(&json["snapshot"], &json!(number));
             prop_assert_eq!(&json["candidates"][0]["in_flight"], &json!(in_flight));
             let written = json["candidates"][0]["weight"].as_f64().unwrap();
             prop_assert!((written - weight).abs() <= 0.005 + 1e-9);
+            if term.abs() < 1e9 {
+                let written = json["candidates"][0]["score"].as_f64().unwrap();
+                prop_assert!((written - term).abs() <= 0.005 + 1e-6, "{written} {term}");
+            }
+        }
+
+        #[test]
+        fn whatever_envoy_says_is_json(details in ".{0,400}") {
+            let mut record = full();
+            record.result.as_mut().unwrap().details = Some(details.clone());
+            let json = record.to_json();
+            prop_assert!(!json.bytes().any(|byte| byte < b' '));
+            let json: Value = serde_json::from_str(&json).unwrap();
+            let written = json["result"]["details"].as_str().unwrap();
+            prop_assert!(details.starts_with(written));
+            prop_assert!(written == details || written.len() > json::MAX_FOREIGN_BYTES - 4);
         }
     }
 }

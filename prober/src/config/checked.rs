@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use weighbridge_routing::snapshot::{MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
+use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
 use weighbridge_routing::weight::{Clamp, Weight};
 
 use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
@@ -67,7 +67,17 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     check.that(health.unhealthy_after > 0, "health.unhealthy_after", 0, "a number from 1");
     check.that(health.healthy_after > 0, "health.healthy_after", 0, "a number from 1");
     let signals_interval = check.duration("signals.interval", &raw.signals.interval, Duration::from_millis(20));
+    let decisions = &raw.decisions;
+    check.that(
+        decisions.per_second <= MAX_DECISIONS_PER_SECOND,
+        "decisions.per_second",
+        decisions.per_second,
+        "0 to 1000",
+    );
+    check.that(decisions.keep <= 10_000, "decisions.keep", decisions.keep, "0 to 10000");
     let filter = wire::Filter {
+        // What is not kept need not be sent.
+        decisions_per_second: if decisions.keep == 0 { 0 } else { decisions.per_second },
         max_body: max_body.unwrap_or(1),
         client_headers: raw.filter.client_headers,
         prefix_bytes: prefix_bytes.unwrap_or(0),
@@ -87,6 +97,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         probe: probe?,
         health,
         signals_interval,
+        decisions_keep: raw.decisions.keep as usize,
         envoy_admin: raw.envoy_admin.iter().map(|url| url.trim_end_matches('/').to_owned()).collect(),
         pools,
     })

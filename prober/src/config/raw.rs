@@ -24,6 +24,8 @@ pub(super) struct Config {
     #[serde(default)]
     pub(super) signals: Signals,
     #[serde(default)]
+    pub(super) decisions: Decisions,
+    #[serde(default)]
     pub(super) envoy_admin: Vec<String>,
     #[serde(default)]
     pub(super) pools: Vec<Pool>,
@@ -84,6 +86,19 @@ pub(super) struct Store {
 impl Default for Store {
     fn default() -> Self {
         Store { path: "weighbridge.redb".into(), redis: None }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Decisions {
+    pub(super) per_second: u32,
+    pub(super) keep: u32,
+}
+
+impl Default for Decisions {
+    fn default() -> Self {
+        Decisions { per_second: 50, keep: 1_000 }
     }
 }
 

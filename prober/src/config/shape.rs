@@ -79,6 +79,7 @@ static FILE: Kind = Kind::Section(&[
         ]),
     ),
     field("signals", Kind::Section(&[field("interval", Kind::Duration)])),
+    field("decisions", Kind::Section(&[field("per_second", Kind::Count), field("keep", Kind::Count)])),
     field("envoy_admin", Kind::List(&Kind::Text)),
     field("pools", Kind::List(&POOL)),
 ]);

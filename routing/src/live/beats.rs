@@ -88,6 +88,12 @@ impl Beats {
         self.beats.iter().any(|(known, at_ms)| *known == id && now_ms.saturating_sub(*at_ms) <= DEAD_AFTER_MS)
     }
 
+    /// How many VMs live.
+    #[must_use]
+    pub fn alive(&self, now_ms: u64) -> usize {
+        self.beats.iter().filter(|(_, at_ms)| now_ms.saturating_sub(*at_ms) <= DEAD_AFTER_MS).count()
+    }
+
     /// Forgets the dead, so that the value stays small.
     pub fn forget_dead(&mut self, now_ms: u64) {
         self.beats.retain(|(_, at_ms)| now_ms.saturating_sub(*at_ms) <= DEAD_AFTER_MS);
@@ -121,6 +127,7 @@ mod tests {
         assert_eq!(beats.beat(2, 1_000), Beat::New);
         assert_eq!(beats.beat(1, 3_000), Beat::Known);
         assert!(beats.is_alive(2, 1_000 + DEAD_AFTER_MS) && !beats.is_alive(2, 1_001 + DEAD_AFTER_MS));
+        assert_eq!([1_000, 1_001].map(|after_ms| beats.alive(after_ms + DEAD_AFTER_MS)), [2, 1]);
         beats.forget_dead(1_001 + DEAD_AFTER_MS);
         assert!(beats.is_alive(1, 3_500));
         assert_eq!(beats.beat(2, 4_000), Beat::New);

@@ -2,7 +2,8 @@
 //!
 //! [`Watcher::feed`] takes the body in whatever pieces it comes and changes nothing; [`Watcher::facts`] can be asked at any
 //! time. The facts at the end do not depend on how the body was cut. Two forms: JSON, read by the scanner of [`crate::json`]
-//! as it arrives, and server-sent events ([`sse`]), one JSON document per event.
+//! as it arrives, and server-sent events ([`sse`]), one JSON document per event. An engine may answer a request for a stream
+//! with one document after all: no event can begin with a brace, so a body that does is read as JSON.
 //!
 //! | fact | OpenAI chat, completions, embeddings | OpenAI responses | Anthropic messages |
 //! |---|---|---|---|
@@ -123,6 +124,8 @@ pub struct Facts {
 pub struct Watcher {
     learner: Learner,
     reader: Reader,
+    /// Whether it is known that events really come where they were asked for.
+    certain: bool,
 }
 
 #[derive(Debug)]
@@ -141,11 +144,19 @@ impl Watcher {
             Kind::Json => Reader::Json(Box::default()),
             Kind::Sse => Reader::Sse(sse::Splitter::default()),
         };
-        Watcher { learner: Learner::default(), reader }
+        Watcher { learner: Learner::default(), reader, certain: kind == Kind::Json }
     }
 
     /// Takes the next piece of the body.
     pub fn feed(&mut self, piece: &[u8]) {
+        if !self.certain
+            && let Some(first) = piece.iter().find(|byte| !byte.is_ascii_whitespace())
+        {
+            self.certain = true;
+            if *first == b'{' {
+                self.reader = Reader::Json(Box::default());
+            }
+        }
         match &mut self.reader {
             Reader::Json(document) => {
                 document.feed(piece);

@@ -52,6 +52,18 @@ fn stopped(prompt: u64, cached: Option<u64>, completion: u64, finish: Finish, ev
 }
 
 #[test]
+fn one_document_in_place_of_a_stream_is_read_too() {
+    let document = json!({"object": "chat.completion", "choices": [{"message": {"content": "data: hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 3}});
+    for before in ["", " ", "\n\n  "] {
+        let text = format!("{before}{document}");
+        assert_eq!(facts(Kind::Sse, text.as_bytes()), stopped(7, None, 3, Finish::Stop, 0), "{before:?}");
+    }
+    let error = json!({"error": {"message": "no", "code": 1}}).to_string();
+    assert!(facts(Kind::Sse, error.as_bytes()).error);
+}
+
+#[test]
 fn content_types() {
     assert_eq!(Kind::of_content_type(b"text/event-stream; charset=utf-8"), Some(Kind::Sse));
     assert_eq!(Kind::of_content_type(b"Application/JSON"), Some(Kind::Json));

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
-    Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_ENDPOINTS_PER_POOL, MAX_MODEL_BYTES,
-    MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, is_id, wire,
+    Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
+    MAX_MODEL_BYTES, MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, is_id, wire,
 };
 use crate::weight::{Weight, cap};
 
@@ -47,6 +47,7 @@ impl TryFrom<wire::Snapshot> for Snapshot {
             max_body_bytes: raw.filter.max_body,
             client_headers,
             prefix_bytes: raw.filter.prefix_bytes,
+            decisions_per_second: raw.filter.decisions_per_second.min(MAX_DECISIONS_PER_SECOND),
             pools,
             alarms,
             by_model,

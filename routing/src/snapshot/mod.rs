@@ -23,6 +23,8 @@ pub const MAX_ENDPOINTS_PER_POOL: usize = 1024;
 pub const MAX_POOLS: usize = 256;
 /// The longest model name in bytes.
 pub const MAX_MODEL_BYTES: usize = 256;
+/// The most decision records that one Envoy sends to the prober per second.
+pub const MAX_DECISIONS_PER_SECOND: u32 = 1_000;
 
 mod check;
 pub mod wire;
@@ -40,6 +42,8 @@ pub struct Snapshot {
     pub client_headers: ClientHeaders,
     /// How many bytes of a prompt are hashed for prefix affinity.
     pub prefix_bytes: u64,
+    /// How many decision records a second this Envoy may send to the prober. 0: none.
+    pub decisions_per_second: u32,
     /// The pools, in the order given.
     pub pools: Vec<Pool>,
     /// What was wrong but had a safe stand-in, one sentence each.

@@ -28,6 +28,13 @@ pub struct Filter {
     /// How many bytes of a prompt are hashed for prefix affinity; what comes after is scanned, not hashed. 0: none.
     #[serde(default = "default_prefix_bytes")]
     pub prefix_bytes: u64,
+    /// How many decision records a second an Envoy sends to the prober, sampled above that. 0: none.
+    #[serde(default, skip_serializing_if = "is_none_per_second")]
+    pub decisions_per_second: u32,
+}
+
+fn is_none_per_second(count: &u32) -> bool {
+    *count == 0
 }
 
 fn default_max_body() -> u64 {
@@ -40,7 +47,12 @@ fn default_prefix_bytes() -> u64 {
 
 impl Default for Filter {
     fn default() -> Self {
-        Filter { max_body: default_max_body(), client_headers: Vec::new(), prefix_bytes: default_prefix_bytes() }
+        Filter {
+            max_body: default_max_body(),
+            client_headers: Vec::new(),
+            prefix_bytes: default_prefix_bytes(),
+            decisions_per_second: 0,
+        }
     }
 }
 
