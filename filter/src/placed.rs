@@ -5,7 +5,7 @@ use std::rc::Rc;
 use weighbridge_routing::decision::{Decision, ResultRecord};
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::learnt::Sample;
-use weighbridge_routing::live::{Admitted, Outcome, Report};
+use weighbridge_routing::live::{Admitted, Outcome, Report, WORTH_TELLING_TOKENS};
 use weighbridge_routing::prefix::index::Search;
 use weighbridge_routing::response::{Facts, Kind, Watcher};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
@@ -18,8 +18,6 @@ const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
 const DECISION_HEADER: &str = "x-weighbridge-decision";
 /// The most that one request can have put into a KV cache.
 const MOST_ADDED_TOKENS: u64 = 1 << 22;
-/// Prompts with less left to compute than this stay pending to their end: the swap would cost more than it tells.
-const WORTH_TELLING_TOKENS: u32 = 256;
 
 /// What is known of a request when it has been read.
 pub(crate) struct Known {
@@ -211,7 +209,7 @@ impl Placed {
             && charge.prompt_tokens >= WORTH_TELLING_TOKENS
             && let Some(endpoint) = pool.endpoints.get(self.at)
         {
-            vm::with(|vm| vm.first_token(pool, endpoint, charge));
+            vm::with(|vm| vm.first_token(pool, endpoint, charge, now_ms));
         }
     }
 

@@ -8,10 +8,9 @@ use std::rc::Rc;
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::{Beat, Beats};
-use weighbridge_routing::live::row::{Ejected, Look, Refused};
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{
-    Admitted, Charge, Question, Report, Row, SharedValue, StoreError, Table, Then, transact,
+    Admitted, Change, Charge, Ejected, Look, Question, Refused, Report, Row, SharedValue, StoreError, Table, Verdict,
 };
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
@@ -202,11 +201,16 @@ impl Vm {
         let (id, rng) = (self.id, &mut self.rng);
         let held = pool_state(&mut self.pools, id, &pool.name);
         let question = Question { pool, ask, signals: &[], now_ms };
-        let admitted = held.row.admit(&mut Shared(&held.live_key), &question, &mut search.holders(&mut Index), rng)?;
-        if !admitted.shared {
+        let change = held.row.admit(&mut Shared(&held.live_key), &question, &mut search.holders(&mut Index), rng);
+        if change.stored.is_err() {
             self.stats.unshared();
         }
-        Ok(admitted)
+        match change.result {
+            Verdict::Admitted(admitted) => Ok(admitted),
+            Verdict::Refused(refused) => Err(refused),
+            // Nobody has the patience for it yet.
+            Verdict::Queued(queued) => Err(queued.refused),
+        }
     }
 
     /// Moves a request's count to the endpoint that it really went to.
@@ -219,38 +223,47 @@ impl Vm {
         report: Report,
         now_ms: u64,
     ) {
+        let snapshot = self.snapshot();
         let held = pool_state(&mut self.pools, self.id, &pool.name);
-        let result = held.row.shift(&mut Shared(&held.live_key), from, to, charge, report, now_ms);
-        self.reported(pool, from, result);
+        let now = in_force(snapshot.as_deref(), pool);
+        let change = held.row.shift(&mut Shared(&held.live_key), now, from, to, charge, report, now_ms);
+        self.reported(pool, from, &change);
     }
 
     /// A request has its first token.
-    pub(crate) fn first_token(&mut self, pool: &Pool, endpoint: &Endpoint, charge: &mut Charge) {
+    pub(crate) fn first_token(&mut self, pool: &Pool, endpoint: &Endpoint, charge: &mut Charge, now_ms: u64) {
+        let snapshot = self.snapshot();
         let held = pool_state(&mut self.pools, self.id, &pool.name);
-        if held.row.first_token(&mut Shared(&held.live_key), endpoint, charge).is_err() {
+        let now = in_force(snapshot.as_deref(), pool);
+        let change = held.row.first_token(&mut Shared(&held.live_key), now, endpoint, charge, now_ms);
+        if change.stored.is_err() {
             self.stats.unshared();
         }
     }
 
     /// Gives a request back.
     pub(crate) fn release(&mut self, pool: &Pool, endpoint: &Endpoint, charge: Charge, report: Report, now_ms: u64) {
+        let snapshot = self.snapshot();
         let held = pool_state(&mut self.pools, self.id, &pool.name);
-        let result = held.row.release(&mut Shared(&held.live_key), endpoint, charge, report, now_ms);
-        self.reported(pool, endpoint, result);
+        let now = in_force(snapshot.as_deref(), pool);
+        let change = held.row.release(&mut Shared(&held.live_key), now, endpoint, charge, report, now_ms);
+        self.reported(pool, endpoint, &change);
     }
 
     /// Says how a request goes before it ends.
     pub(crate) fn report(&mut self, pool: &Pool, endpoint: &Endpoint, report: Report, now_ms: u64) {
+        let snapshot = self.snapshot();
         let held = pool_state(&mut self.pools, self.id, &pool.name);
-        let result = held.row.report(&mut Shared(&held.live_key), endpoint, report, now_ms);
-        self.reported(pool, endpoint, result);
+        let now = in_force(snapshot.as_deref(), pool);
+        let change = held.row.report(&mut Shared(&held.live_key), now, endpoint, report, now_ms);
+        self.reported(pool, endpoint, &change);
     }
 
-    fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, (ejected, stored): (Ejected, Result<(), StoreError>)) {
-        if stored.is_err() {
+    fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, change: &Change<Ejected>) {
+        if change.stored.is_err() {
             self.stats.unshared();
         }
-        if ejected == Ejected::Now {
+        if change.result == Ejected::Now {
             self.stats.ejection(&pool.name, &endpoint.id, endpoint.key);
             host::log(Level::Warn, &format!("weighbridge: {} of {} ejected after failures", endpoint.id, pool.name));
         }
@@ -331,20 +344,10 @@ impl Vm {
         self.stats.gauge("weighbridge_snapshot_age_s", unix_ms.saturating_sub(since) / 1_000);
         let mut published = HashSet::new();
         for pool in &snapshot.pools {
-            let (in_flight, _) = transact(&mut Shared(&live_key(&pool.name)), |table| {
-                let dropped = table.drop_rows(|id| !beats.is_alive(id, now_ms))
-                    + table.drop_idle_slots(now_ms, |key| pool.endpoints.iter().any(|endpoint| endpoint.key == key));
-                let in_flight: Vec<u32> = pool
-                    .endpoints
-                    .iter()
-                    .enumerate()
-                    .map(|(hint, endpoint)| {
-                        table.find(endpoint.key, hint).map_or(0, |slot| table.total(slot).in_flight)
-                    })
-                    .collect();
-                (in_flight, if dropped > 0 { Then::Store } else { Then::Leave })
-            });
-            for (endpoint, in_flight) in pool.endpoints.iter().zip(in_flight) {
+            let row = &pool_state(&mut self.pools, self.id, &pool.name).row;
+            let is_dead = |id| !beats.is_alive(id, now_ms);
+            let swept = row.sweep(&mut Shared(&live_key(&pool.name)), pool, is_dead, now_ms).result;
+            for (endpoint, in_flight) in pool.endpoints.iter().zip(swept.in_flight) {
                 let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
                 self.stats.gauge(&name, in_flight.into());
                 published.insert(name);
@@ -352,6 +355,11 @@ impl Vm {
         }
         self.stats.zero_gauges("weighbridge_in_flight.", &published);
     }
+}
+
+/// The pool as it is now, whatever it was when a request came.
+fn in_force<'a>(snapshot: Option<&'a Snapshot>, then: &'a Pool) -> &'a Pool {
+    snapshot.and_then(|snapshot| snapshot.pools.iter().find(|pool| pool.name == then.name)).unwrap_or(then)
 }
 
 fn live_key(pool: &str) -> String {

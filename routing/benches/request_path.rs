@@ -10,7 +10,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use serde_json::json;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::learnt::Learnt;
-use weighbridge_routing::live::{Outcome, Question, Report, Row, SharedValue, StoreError};
+use weighbridge_routing::live::{Admitted, Change, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
 use weighbridge_routing::prefix::index::{Prefix, Search, Shards};
 use weighbridge_routing::request::{Reader, Request, Shape};
 use weighbridge_routing::response::{Kind, Watcher};
@@ -93,6 +93,13 @@ fn prefixes(request: &Request) -> Vec<Prefix> {
     seeded.map(|checkpoint| Prefix { hash: checkpoint.hash, tokens: checkpoint.bytes / 4 }).collect()
 }
 
+fn admitted(change: Change<Verdict>) -> Admitted {
+    match change.result {
+        Verdict::Admitted(admitted) => admitted,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn decide(criterion: &mut Criterion) {
     let request = read(&body(4 << 10, 90));
     for endpoints in [4, 64, 1024] {
@@ -110,12 +117,12 @@ fn decide(criterion: &mut Criterion) {
         let report = Report { outcome: Outcome::Success, trial: false, added_tokens: 1 };
         criterion.bench_function(&format!("admit and release, {endpoints} endpoints"), |bench| {
             bench.iter(|| {
-                let admitted = row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng).unwrap();
+                let admitted = admitted(row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng));
                 let endpoint = &pool.endpoints[admitted.pick.chosen()];
-                row.release(&mut live, endpoint, admitted.charge, report, 0)
+                row.release(&mut live, &pool, endpoint, admitted.charge, report, 0)
             });
         });
-        let admitted = row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng).unwrap();
+        let admitted = admitted(row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng));
         criterion.bench_function(&format!("decision record, {endpoints} endpoints"), |bench| {
             bench.iter(|| Decision::admitted(&pool, 1, &ask, black_box(&admitted)).to_json());
         });

@@ -129,6 +129,14 @@ impl ApiError {
                 Some("capacity_exhausted"),
                 format!("Every endpoint of {pool} has as many requests as it may; try again."),
             ),
+            Refusal::QueueFull => Self::new(
+                429,
+                "rate_limit_error",
+                Some("queue_full"),
+                format!(
+                    "Every endpoint of {pool} has as many requests as it may, and as many wait as may; try again later."
+                ),
+            ),
             Refusal::NoEndpoint => Self::new(
                 503,
                 "service_unavailable_error",

@@ -241,7 +241,7 @@ impl<'a> Decision<'a> {
     /// The record of a refused request.
     #[must_use]
     pub fn refused(pool: &'a Pool, snapshot: u64, ask: &Ask, refused: &Refused) -> Self {
-        let Refused { refusal, survey, loads } = refused;
+        let Refused { refusal, survey, loads, .. } = refused;
         let shown = shown(pool.endpoints.len(), &[]);
         Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, &[], &shown) }
     }
@@ -626,10 +626,10 @@ mod tests {
         let loads =
             vec![Load { in_flight: u32::MAX, pending_tokens: u32::MAX, ..Load::default() }; pool.endpoints.len()];
         let affinity = Affinity { holders, matched_tokens: u64::MAX, missing_tokens: u64::MAX, allowance: 1e9 };
-        let survey = survey(pool, &[], &Ask::default(), 0);
+        let survey = survey(pool, &[], &Ask::default(), |_| 0, 0);
         let hosts = [chosen, chosen + 1, chosen];
         let pick = Pick { hosts, reason: Reason::TieHeavier, drawn, survey, affinity: Some(affinity) };
-        Admitted { pick, loads, charge: Charge::default(), shared: true }
+        Admitted { pick, loads, charge: Charge::default(), waited: None }
     }
 
     #[test]

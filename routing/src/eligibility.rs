@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use crate::live::WORTH_TELLING_TOKENS;
 use crate::live::table::Passive;
 use crate::signals::Signals;
 use crate::snapshot::{Endpoint, Policy, Pool, State};
@@ -12,13 +13,17 @@ use crate::window;
 /// What the live table says about one endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests in flight, over all VMs of this Envoy.
+    /// Requests in flight, over all VMs of this Envoy, and slots granted to waiters.
     pub in_flight: u32,
     /// Requests in flight there that this Envoy has not sent, as far as it has been told; see
     /// [`Signals`](crate::signals::Signals).
     pub elsewhere: u32,
     /// Tokens that these requests still have to compute or generate, by estimate.
     pub pending_tokens: u32,
+    /// Of these, tokens of prompts that are being computed (see [`Counts`](crate::live::table::Counts)).
+    pub prefill_tokens: u32,
+    /// Whether its prefill budget is kept for a waiter whose prompt is too long for what is left of it.
+    pub prefill_kept: bool,
     /// Passive health.
     pub passive: Passive,
     /// Its token clock; see [`crate::prefix::index`].
@@ -72,6 +77,8 @@ pub enum Exclusion {
     Ejected,
     /// Has as many requests in flight as it may.
     AtCap,
+    /// The prompts that it is computing leave no room for this one.
+    Prefill,
     /// Its context window cannot hold the request.
     Window,
     /// Its last slots are kept for requests that only a window of its size can hold.
@@ -89,6 +96,7 @@ impl Exclusion {
             Exclusion::Unhealthy => "unhealthy",
             Exclusion::Ejected => "ejected",
             Exclusion::AtCap => "at_cap",
+            Exclusion::Prefill => "prefill",
             Exclusion::Window => "window",
             Exclusion::Reserved => "reserved",
         }
@@ -110,6 +118,30 @@ pub struct Ask {
     pub long_share: f64,
     /// Hash of the request's id, where it is known: what decides whether a canary policy takes it.
     pub id_hash: Option<u64>,
+    /// How it would wait.
+    pub patience: Patience,
+}
+
+/// How a request waits when every endpoint that could serve it is full. The default does not wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// The longest that it waits; 0 when it does not, and never longer than the pool allows.
+    pub max_wait_ms: u32,
+    /// 0 is served first, 9 last.
+    pub priority: u8,
+    /// Size of its body, which is held while it waits.
+    pub body_bytes: u32,
+    /// A hash of whose request it is; between keys slots go round. 0: nobody's in particular.
+    pub key: u32,
+}
+
+/// The priority of a request that asks for none.
+pub const DEFAULT_PRIORITY: u8 = 5;
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience { max_wait_ms: 0, priority: DEFAULT_PRIORITY, body_bytes: 0, key: 0 }
+    }
 }
 
 impl Ask {
@@ -149,34 +181,52 @@ impl Survey {
     }
 }
 
-/// Looks at every endpoint of a pool. `loads` has one entry per endpoint; a missing one counts as idle.
+/// Looks at every endpoint of a pool. `loads` has one entry per endpoint; a missing one counts as idle. `held` tells the
+/// tokens of the prompt that the endpoint at a place holds; it is asked only where a prefill budget is short.
 ///
 /// Windows: an endpoint is left out when its context window is known and smaller than the estimate. The estimate can be
 /// wrong, so when no window is large enough, but the largest might be (by [`Ask::floor_tokens`]), those of the largest
 /// stay in, and their engine decides.
 ///
+/// Prefill: long prompts that are computed at once slow down every answer that the endpoint generates meanwhile. An
+/// endpoint that computes some is left out when this one would take it past the pool's budget. What does not wait is not
+/// refused for that.
+///
 /// Scarcity: requests that a smaller window could hold as well leave the last `cap x long_share` slots (at most half) of
 /// a larger window free, as long as somebody with a smaller one can take them now. Where long prompts are rare, nothing
 /// is kept from anybody.
 #[must_use]
-pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, now_ms: u64) -> Survey {
-    let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
-    let ready = || pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
-    let largest = ready().map(window).max().unwrap_or_default();
-    let least_possible = ask.least_window_tokens();
+pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize) -> u64, now_ms: u64) -> Survey {
+    let largest = || {
+        let ready = pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
+        ready.map(window_of).max().unwrap_or_default()
+    };
     let needed = match ask.window_tokens() {
-        needed if needed > largest && least_possible <= largest => largest,
-        needed => needed,
+        0 => 0,
+        needed => match largest() {
+            largest if needed > largest && ask.least_window_tokens() <= largest => largest,
+            _ => needed,
+        },
     };
-    let look = |ejections| -> Vec<Option<Exclusion>> {
-        let load = |index: usize| loads.get(index).copied().unwrap_or_default();
-        let all = pool.endpoints.iter().enumerate();
-        all.map(|(index, endpoint)| exclusion(endpoint, &load(index), needed, now_ms, ejections)).collect()
+    let mut look = |ejections, prefill| -> Survey {
+        let mut survey = Survey { excluded: Vec::with_capacity(pool.endpoints.len()), panic: false };
+        let waits = Rules { needed, ejections, budget: pool.admission.prefill_budget_tokens, now_ms };
+        let rules = if prefill == Prefill::Respect { waits } else { Rules { budget: 0, ..waits } };
+        for (place, endpoint) in pool.endpoints.iter().enumerate() {
+            let load = loads.get(place).copied().unwrap_or_default();
+            let prompt_left = || ask.prompt_tokens.saturating_sub(held(place));
+            survey.excluded.push(exclusion(endpoint, &load, &rules, ask.prompt_tokens, prompt_left));
+        }
+        survey
     };
-    let mut survey = Survey { excluded: look(Ejections::Respect), panic: false };
+    let full = |survey: &Survey| survey.any(Exclusion::AtCap) || survey.any(Exclusion::Prefill);
+    let mut survey = look(Ejections::Respect, Prefill::Respect);
+    if survey.is_empty() && survey.any(Exclusion::Prefill) && ask.patience.max_wait_ms == 0 {
+        survey = look(Ejections::Respect, Prefill::Ignore);
+    }
     // A stale verdict must not close the pool.
-    if survey.is_empty() && survey.any(Exclusion::Ejected) && !survey.any(Exclusion::AtCap) {
-        survey = Survey { excluded: look(Ejections::Ignore), panic: true };
+    if survey.is_empty() && survey.any(Exclusion::Ejected) && !full(&survey) {
+        survey = Survey { panic: true, ..look(Ejections::Ignore, Prefill::Respect) };
     }
     if ask.long_share > 0.0 {
         reserve(&mut survey, pool, loads, ask.long_share);
@@ -184,12 +234,15 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, now_ms: u64) -> Survey {
     survey
 }
 
+fn window_of(endpoint: &Endpoint) -> u64 {
+    endpoint.context_window.map_or(u64::MAX, u64::from)
+}
+
 fn reserve(survey: &mut Survey, pool: &Pool, loads: &[Load], long_share: f64) {
-    let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
     let eligible = pool.endpoints.iter().zip(&survey.excluded).filter(|(_, excluded)| excluded.is_none());
-    let Some(smallest) = eligible.map(|(endpoint, _)| window(endpoint)).min() else { return };
+    let Some(smallest) = eligible.map(|(endpoint, _)| window_of(endpoint)).min() else { return };
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&mut survey.excluded).enumerate() {
-        if excluded.is_some() || window(endpoint) <= smallest {
+        if excluded.is_some() || window_of(endpoint) <= smallest {
             continue;
         }
         let kept = window::reserve(endpoint.cap, long_share);
@@ -207,7 +260,29 @@ enum Ejections {
     Ignore,
 }
 
-fn exclusion(endpoint: &Endpoint, load: &Load, needed: u64, now_ms: u64, ejections: Ejections) -> Option<Exclusion> {
+/// Whether the prefill budget counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Prefill {
+    Respect,
+    Ignore,
+}
+
+struct Rules {
+    /// Tokens that a window must hold.
+    needed: u64,
+    ejections: Ejections,
+    /// Tokens of prompts that may be computed at once; 0 when that does not matter.
+    budget: u32,
+    now_ms: u64,
+}
+
+fn exclusion(
+    endpoint: &Endpoint,
+    load: &Load,
+    rules: &Rules,
+    prompt_tokens: u64,
+    prompt_left: impl FnOnce() -> u64,
+) -> Option<Exclusion> {
     match endpoint.state {
         State::Ready => {}
         State::New => return Some(Exclusion::New),
@@ -215,13 +290,23 @@ fn exclusion(endpoint: &Endpoint, load: &Load, needed: u64, now_ms: u64, ejectio
         State::Draining => return Some(Exclusion::Draining),
         State::Unhealthy => return Some(Exclusion::Unhealthy),
     }
-    if endpoint.context_window.is_some_and(|window| needed > u64::from(window)) {
+    if endpoint.context_window.is_some_and(|window| rules.needed > u64::from(window)) {
         return Some(Exclusion::Window);
     }
-    if ejections == Ejections::Respect && now_ms < load.passive.ejected_until_ms {
+    if rules.ejections == Ejections::Respect && rules.now_ms < load.passive.ejected_until_ms {
         return Some(Exclusion::Ejected);
     }
-    (load.total() >= endpoint.cap).then_some(Exclusion::AtCap)
+    if load.total() >= endpoint.cap {
+        return Some(Exclusion::AtCap);
+    }
+    // Most endpoints compute nothing at the moment, and most prompts would fit: what the endpoint holds of this one is
+    // looked up only where neither is so.
+    let short = |tokens: u64| {
+        tokens >= u64::from(WORTH_TELLING_TOKENS)
+            && (load.prefill_kept || tokens.saturating_add(load.prefill_tokens.into()) > u64::from(rules.budget))
+    };
+    let matters = rules.budget > 0 && load.prefill_tokens > 0;
+    (matters && short(prompt_tokens) && short(prompt_left())).then_some(Exclusion::Prefill)
 }
 
 #[cfg(test)]
@@ -249,7 +334,7 @@ mod tests {
     fn a_window_must_hold_prompt_and_answer() {
         let pool = pool(&[Some(1_000), Some(8_000), None]);
         let ask = |prompt_tokens, requested_tokens| Ask { prompt_tokens, requested_tokens, ..Ask::default() };
-        let excluded = |ask: Ask| survey(&pool, &[], &ask, 0).excluded;
+        let excluded = |ask: Ask| survey(&pool, &[], &ask, |_| 0, 0).excluded;
         assert_eq!(excluded(ask(900, 100)), [None, None, None]);
         assert_eq!(excluded(ask(900, 101)), [Some(Exclusion::Window), None, None]);
         assert_eq!(excluded(ask(9_000, 0)), [Some(Exclusion::Window), Some(Exclusion::Window), None]);
@@ -259,15 +344,15 @@ mod tests {
     fn what_might_fit_goes_to_the_largest_window() {
         let pool = pool(&[Some(1_000), Some(8_000)]);
         let ask = |floor_tokens| Ask { prompt_tokens: 9_000, floor_tokens, ..Ask::default() };
-        assert_eq!(survey(&pool, &[], &ask(6_000), 0).excluded, [Some(Exclusion::Window), None]);
-        assert!(survey(&pool, &[], &ask(8_001), 0).is_empty());
+        assert_eq!(survey(&pool, &[], &ask(6_000), |_| 0, 0).excluded, [Some(Exclusion::Window), None]);
+        assert!(survey(&pool, &[], &ask(8_001), |_| 0, 0).is_empty());
     }
 
     #[test]
     fn large_windows_are_kept_for_long_prompts_only_where_those_come() {
         let pool = pool(&[Some(1_000), Some(8_000)]);
         let short = |long_share| Ask { prompt_tokens: 100, long_share, ..Ask::default() };
-        let with = |loads: [Load; 2], ask: Ask| survey(&pool, &loads, &ask, 0).excluded;
+        let with = |loads: [Load; 2], ask: Ask| survey(&pool, &loads, &ask, |_| 0, 0).excluded;
         assert_eq!(with([busy(0), busy(7)], short(0.0)), [None, None]);
         assert_eq!(with([busy(0), busy(5)], short(0.2)), [None, None]); // 2 of 8 are kept
         assert_eq!(with([busy(0), busy(6)], short(0.2)), [None, Some(Exclusion::Reserved)]);

@@ -7,7 +7,8 @@
 //! Where to find what:
 //! - [`snapshot`]: what the prober tells the filter, and the types that cannot hold a wrong value.
 //! - [`weight`]: capacity as a number: measured throughput against the pool's median.
-//! - [`live`]: the shared table of in-flight requests, one row per VM, one compare-and-swap per change.
+//! - [`live`]: the shared table of in-flight and waiting requests, one row per VM, one compare-and-swap per change.
+//! - [`admission`]: the limits within which requests wait.
 //! - [`eligibility`], [`policy`], [`route`]: which endpoints may take a request, which one does, and why.
 //! - [`signals`]: what engines and other Envoys say about the endpoints.
 //! - [`decision`]: the record of it.
@@ -21,6 +22,7 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
 )]
 
+pub mod admission;
 pub mod affinity;
 pub mod api_error;
 pub mod decision;

@@ -17,11 +17,11 @@
 //! "Not too full": its load per weight is at most that of the freest plus the [`allowance`].
 
 use crate::affinity::allowance;
-use crate::eligibility::{Ask, Exclusion, Survey, View, survey};
+use crate::eligibility::{Ask, Exclusion, Load, Survey, View, survey};
 use crate::policy::{Candidate, Choice, pick};
 use crate::prefix::holders::{Holders, home};
 use crate::rng::SplitMix64;
-use crate::snapshot::{Policy, Pool, wire::Cold};
+use crate::snapshot::{Endpoint, Policy, Pool, wire::Cold};
 
 /// How many endpoints a request may try: the pick and two retries.
 pub const HOSTS: usize = 3;
@@ -45,6 +45,8 @@ pub enum Reason {
     Holder,
     /// Nobody holds the prompt's prefix; this is its home.
     Home,
+    /// It waited, and this is where a slot became free.
+    Granted,
 }
 
 impl Reason {
@@ -60,6 +62,7 @@ impl Reason {
             Reason::Panic => "panic",
             Reason::Holder => "holder",
             Reason::Home => "home",
+            Reason::Granted => "granted",
         }
     }
 }
@@ -67,8 +70,10 @@ impl Reason {
 /// Why a request went nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// Every endpoint that could serve has as many requests as it may.
+    /// Every endpoint that could serve has as many requests as it may, and the request or the pool does not wait.
     AtCap,
+    /// The same, and the queue is full.
+    QueueFull,
     /// No endpoint can serve.
     NoEndpoint,
     /// No context window can hold it; the largest has so many tokens.
@@ -84,6 +89,7 @@ impl Refusal {
     pub fn as_str(self) -> &'static str {
         match self {
             Refusal::AtCap => "at_cap",
+            Refusal::QueueFull => "queue_full",
             Refusal::NoEndpoint => "no_endpoint",
             Refusal::TooLong { .. } => "too_long",
         }
@@ -149,7 +155,7 @@ pub fn decide(
     rng: &mut SplitMix64,
 ) -> Result<Pick, Refused> {
     let View { loads, now_ms, .. } = view;
-    let survey = survey(pool, loads, ask, now_ms);
+    let survey = survey(pool, loads, ask, |place| prefix.tokens_at(place), now_ms);
     let mut candidates = Vec::with_capacity(pool.endpoints.len());
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
         if excluded.is_none() {
@@ -190,10 +196,37 @@ pub fn decide(
     Ok(Pick { hosts: hosts(chosen, &candidates), reason, drawn, survey, affinity })
 }
 
+/// The pick of a request that was given a slot while it waited: at `chosen`, whose load includes it no more, with the
+/// next best behind it as in [`decide`].
+pub fn granted(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders, now_ms: u64, chosen: usize) -> Pick {
+    let survey = survey(pool, loads, ask, |place| prefix.tokens_at(place), now_ms);
+    let candidate = |index: usize, endpoint: &Endpoint| {
+        let load = loads.get(index).map_or(0, |load| load.compared(pool.policy));
+        Candidate { index, weight: endpoint.weight, load }
+    };
+    let eligible = pool.endpoints.iter().enumerate().filter(|(index, _)| survey.excluded.get(*index) == Some(&None));
+    let candidates: Vec<Candidate> = eligible.map(|(index, endpoint)| candidate(index, endpoint)).collect();
+    let hosts = match pool.endpoints.get(chosen) {
+        Some(endpoint) => hosts(candidate(chosen, endpoint), &candidates),
+        None => [chosen; HOSTS],
+    };
+    let (holders, matched_tokens) = prefix.longest();
+    let affinity = (!holders.is_empty()).then(|| Affinity {
+        holders: holders.to_vec(),
+        matched_tokens,
+        missing_tokens: 0,
+        allowance: 0.0,
+    });
+    let holds = affinity.as_ref().is_some_and(|affinity| affinity.holders.contains(&chosen));
+    let reason = if holds { Reason::Holder } else { Reason::Granted };
+    Pick { hosts, reason, drawn: vec![chosen], survey, affinity }
+}
+
 /// Too long is for ever, so it is said only when no endpoint of the pool could hold the request, whatever its state.
-fn refusal(pool: &Pool, survey: &Survey, ask: &Ask) -> Refusal {
+#[must_use]
+pub fn refusal(pool: &Pool, survey: &Survey, ask: &Ask) -> Refusal {
     let largest = pool.endpoints.iter().map(|endpoint| endpoint.context_window.map_or(u64::MAX, u64::from)).max();
-    if survey.any(Exclusion::AtCap) {
+    if survey.any(Exclusion::AtCap) || survey.any(Exclusion::Prefill) {
         return Refusal::AtCap;
     }
     match largest {
@@ -264,7 +297,6 @@ fn hosts(chosen: Candidate, candidates: &[Candidate]) -> [usize; HOSTS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eligibility::Load;
     use crate::live::table::Passive;
     use crate::prefix::holders::Nobody;
     use crate::snapshot::{Snapshot, State, wire};

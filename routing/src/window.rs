@@ -102,7 +102,7 @@ impl Need {
             requested_tokens: self.requested_tokens,
             output_tokens: self.output_tokens,
             long_share,
-            id_hash: None,
+            ..Ask::default()
         }
     }
 }

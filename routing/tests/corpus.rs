@@ -38,6 +38,11 @@ fn live_tables() {
 }
 
 #[test]
+fn live_queues() {
+    run("live_queue", targets::live_queue);
+}
+
+#[test]
 fn responses() {
     run("response", targets::response);
 }

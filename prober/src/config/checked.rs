@@ -171,7 +171,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         adapters: raw.adapters,
         policy: wire::Policy { name: raw.policy.name, choices: raw.policy.choices },
         affinity: raw.affinity,
-        admission: wire::Admission { base_cap: raw.admission.base_cap },
+        admission: wire::Admission { base_cap: raw.admission.base_cap, ..wire::Admission::default() },
         ..wire::Pool::default()
     };
     Pool { wire, served_model, endpoints }

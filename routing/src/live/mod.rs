@@ -1,22 +1,73 @@
-//! The live table: how many requests each endpoint of a pool has in flight, shared by all worker threads of one Envoy.
+//! The live table: what each endpoint of a pool has in flight, and who waits, shared by all worker threads of one Envoy.
 //!
 //! One binary value per pool in proxy-wasm shared data ([`table`]). It has a slot per endpoint, keyed by a hash of the
-//! endpoint and never by its place in the snapshot (VMs may hold different snapshots for a moment), and a row per VM.
-//! A VM keeps its true counts to itself ([`row`]) and writes its **absolute** row whenever it swaps the value, so a
-//! lost write, a lost value and a row dropped by mistake all heal at the next swap. Every change is one
-//! compare-and-swap ([`transact`]): the pick and its increment cannot be separated by another thread's pick.
+//! endpoint and never by its place in the snapshot (VMs may hold different snapshots for a moment), a row per VM, and
+//! the queue. A VM keeps its true counts and waiters to itself ([`row`]) and writes its **absolute** row whenever it swaps
+//! the value, so a lost write, a lost value and a row dropped by mistake all heal at the next swap. Every change is one
+//! compare-and-swap ([`transact`]): the pick and its increment cannot be separated by another thread's pick, nor a
+//! slot that frees from its hand-over to a waiter ([`queue`]).
 //!
-//! [`beats`] tells which rows still have a VM behind them.
+//! [`beats`] tells which rows still have a VM behind them; [`Row::sweep`] drops the others.
 //!
-//! Cost of a change: one read and one write of the whole value (16 + 32 per endpoint + 8 per row + 8 per endpoint and
-//! row bytes: 4.2 KB for 64 endpoints and 4 rows), and a scan over it.
+//! Cost of a change: one read and one write of the whole value (40 + 32 per endpoint + 8 per row + 12 per endpoint and
+//! row bytes: 5.2 KB for 64 endpoints and 4 rows; 80 bytes more per waiter), and a scan over it.
 
 pub mod beats;
+mod claim;
+pub mod passive;
+pub mod queue;
 pub mod row;
+mod sweep;
 pub mod table;
+pub mod waiter;
 
-pub use row::{Admitted, Charge, Outcome, Question, Report, Row};
+pub use claim::{Claim, Left, Own, Standing, Waited};
+pub use passive::{Ejected, Outcome, Report};
+pub use row::{Admitted, Charge, Look, Question, Queued, Refused, Row, Verdict};
+pub use sweep::Swept;
 pub use table::Table;
+
+/// Prompts with less left to compute than this stay pending to their end and are no prefill: the swap would cost more
+/// than it tells.
+pub const WORTH_TELLING_TOKENS: u32 = 256;
+
+/// The most tokens of a kind that one request counts as pending.
+const MOST_CHARGED_TOKENS: u32 = 1 << 24;
+
+/// A waiter that has got a slot, and the VM that has to come for it ([`Row::claim`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Woken {
+    /// The id of the VM's row.
+    pub row: u64,
+    /// The waiter's ticket.
+    pub ticket: u64,
+}
+
+/// What a change of the table came to.
+#[derive(Debug, Clone)]
+#[must_use = "waiters that got a slot have to be woken"]
+pub struct Change<T> {
+    /// Its result.
+    pub result: T,
+    /// The waiters that have got a slot by it. Waking them is the caller's; one who is not woken finds out by
+    /// [`Row::standing`].
+    pub woken: Vec<Woken>,
+    /// Whether the shared value knows of it; otherwise that heals at the next change.
+    pub stored: Result<(), StoreError>,
+}
+
+impl<T> Change<T> {
+    fn new((result, woken): (T, Vec<Woken>), stored: Result<(), StoreError>) -> Self {
+        // What nobody else can see has not happened.
+        let woken = if stored.is_ok() { woken } else { Vec::new() };
+        Change { result, woken, stored }
+    }
+
+    /// The same with another result.
+    pub fn map<U>(self, with: impl FnOnce(T) -> U) -> Change<U> {
+        Change { result: with(self.result), woken: self.woken, stored: self.stored }
+    }
+}
 
 /// A value in shared memory with a version.
 pub trait SharedValue {
@@ -86,11 +137,21 @@ pub fn transact<T>(
 pub(crate) mod testing {
     use std::sync::{Arc, Mutex};
 
-    use super::{SharedValue, StoreError};
+    use serde_json::json;
+
+    use super::{SharedValue, StoreError, Table};
+    use crate::prefix::holders::Holders;
+    use crate::snapshot::{Pool, Snapshot};
 
     /// Shared data as Envoy has it: one mutex, whole values, a version that a write must name.
     #[derive(Clone, Default)]
     pub(crate) struct Memory(pub(crate) Arc<Mutex<(Option<Vec<u8>>, u32)>>);
+
+    impl Memory {
+        pub(crate) fn table(&self) -> Table {
+            self.0.lock().unwrap().0.clone().and_then(Table::decode).unwrap_or_default()
+        }
+    }
 
     impl SharedValue for Memory {
         fn load(&mut self) -> (Option<Vec<u8>>, u32) {
@@ -104,6 +165,44 @@ pub(crate) mod testing {
             }
             *held = (Some(bytes.to_vec()), token + 1);
             Ok(())
+        }
+    }
+
+    /// A pool of endpoints with these weights, each with the same cap.
+    pub(crate) fn pool(weights: &[f64], cap: u32) -> Pool {
+        pool_with(weights, cap, json!({}))
+    }
+
+    /// The same with admission settings.
+    pub(crate) fn pool_with(weights: &[f64], cap: u32, admission: serde_json::Value) -> Pool {
+        let endpoint = |(nth, weight): (usize, &f64)| json!({"id": format!("e{nth}"), "address": format!("10.0.0.1:{}", nth + 1), "weight": weight, "cap": cap});
+        let endpoints: Vec<_> = weights.iter().enumerate().map(endpoint).collect();
+        let pool = json!({"name": "p", "models": ["m"], "admission": admission, "endpoints": endpoints});
+        let snapshot = json!({"format": 1, "version": 1, "pools": [pool]}).to_string();
+        Snapshot::from_json(snapshot.as_bytes()).unwrap().pools.remove(0)
+    }
+
+    /// Which endpoints hold how many tokens of a prompt.
+    pub(crate) struct Fixed(Vec<(usize, u64)>, Vec<usize>);
+
+    impl Fixed {
+        pub(crate) fn new(of: &[(usize, u64)]) -> Self {
+            let most = of.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            Fixed(of.to_vec(), of.iter().filter(|(_, tokens)| *tokens == most).map(|(index, _)| *index).collect())
+        }
+    }
+
+    impl Holders for Fixed {
+        fn longest(&mut self) -> (&[usize], u64) {
+            (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
+        }
+
+        fn tokens_at(&mut self, endpoint: usize) -> u64 {
+            self.0.iter().find(|(index, _)| *index == endpoint).map_or(0, |(_, tokens)| *tokens)
+        }
+
+        fn home(&self) -> Option<u64> {
+            None
         }
     }
 }

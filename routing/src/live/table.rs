@@ -4,29 +4,33 @@
 //!
 //! | part | bytes | fields |
 //! |---|---|---|
-//! | header | 16 | `WBLT`, format u8, 0 u8, slots u16, rows u16, 0 u16, turn u32 |
+//! | header | 40 | `WBLT`, format u8, 0 u8, slots u16, rows u16, waiters u16, turn u32, next ticket u64, releases per s f32, 0 u32, last release u64 (ms) |
 //! | slot, one per endpoint | 32 | key u64, ejected until u64 (ms), failures in a row u16, ejections u16, 0 u32, token clock u64 |
 //! | row id, one per VM | 8 | u64 |
-//! | cell, per row and slot | 8 | in flight u32, pending tokens u32 |
+//! | cell, per row and slot | 12 | in flight u32, pending tokens u32, prefill tokens u32 |
+//! | waiter, one per queued request | 80 | see [`super::waiter`] |
 //!
-//! Bounded by [`MAX_SLOTS`] and [`MAX_ROWS`]. Any bytes either decode to a table whose every operation is defined, or
-//! do not decode; sums saturate.
+//! Bounded by [`MAX_SLOTS`], [`MAX_ROWS`] and [`MAX_WAITERS`]. Any bytes either decode to a table whose every operation is
+//! defined, or do not decode; sums saturate. An empty queue takes no bytes beyond the header.
 
+use super::waiter::{self, Waiter};
 use crate::snapshot::EndpointKey;
 
-/// The format that this code writes, and part of the key under which the value is kept (`live/2/<pool>`).
-pub const FORMAT: u8 = 2;
+/// The format that this code writes, and part of the key under which the value is kept (`live/3/<pool>`).
+pub const FORMAT: u8 = 3;
 /// The most endpoints in one table.
 pub const MAX_SLOTS: usize = 2048;
 /// The most VMs in one table.
 pub const MAX_ROWS: usize = 256;
+/// The most waiters in one table.
+pub const MAX_WAITERS: usize = 4096;
 
 const MAGIC: [u8; 4] = *b"WBLT";
-const HEADER: usize = 16;
+const HEADER: usize = 40;
 const TURN: usize = 12;
 const SLOT: usize = 32;
 const ROW_ID: usize = 8;
-const CELL: usize = 8;
+const CELL: usize = 12;
 
 /// What an endpoint is carrying, in one row or in all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,6 +39,24 @@ pub struct Counts {
     pub in_flight: u32,
     /// Tokens that these requests still have to compute or generate, by estimate.
     pub pending_tokens: u32,
+    /// Of these, prompt tokens of requests without a first token yet; prompts that are hardly worth telling do not count
+    /// (see [`WORTH_TELLING_TOKENS`](super::WORTH_TELLING_TOKENS)).
+    pub prefill_tokens: u32,
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, more: Counts) {
+        self.in_flight = self.in_flight.saturating_add(more.in_flight);
+        self.pending_tokens = self.pending_tokens.saturating_add(more.pending_tokens);
+        self.prefill_tokens = self.prefill_tokens.saturating_add(more.prefill_tokens);
+    }
+
+    /// Floors at zero.
+    pub(super) fn subtract(&mut self, less: Counts) {
+        self.in_flight = self.in_flight.saturating_sub(less.in_flight);
+        self.pending_tokens = self.pending_tokens.saturating_sub(less.pending_tokens);
+        self.prefill_tokens = self.prefill_tokens.saturating_sub(less.prefill_tokens);
+    }
 }
 
 /// What the passive health check remembers of an endpoint.
@@ -54,11 +76,12 @@ pub struct Table {
     bytes: Vec<u8>,
     slots: usize,
     rows: usize,
+    waiters: usize,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        let mut table = Table { bytes: vec![0; HEADER], slots: 0, rows: 0 };
+        let mut table = Table { bytes: vec![0; HEADER], slots: 0, rows: 0, waiters: 0 };
         table.write_header();
         table
     }
@@ -73,10 +96,16 @@ impl Table {
         }
         let slots = usize::from(u16::from_le_bytes(bytes.get(6..8)?.try_into().ok()?));
         let rows = usize::from(u16::from_le_bytes(bytes.get(8..10)?.try_into().ok()?));
-        if slots > MAX_SLOTS || rows > MAX_ROWS || bytes.len() != size(slots, rows) {
+        let waiters = usize::from(u16::from_le_bytes(bytes.get(10..12)?.try_into().ok()?));
+        if slots > MAX_SLOTS || rows > MAX_ROWS || waiters > MAX_WAITERS || bytes.len() != size(slots, rows, waiters) {
             return None;
         }
-        Some(Table { bytes, slots, rows })
+        let table = Table { bytes, slots, rows, waiters };
+        let sound = |place| {
+            let bytes = table.waiter_bytes(place);
+            waiter::row_of(bytes) < rows && waiter::granted_slot(bytes).is_none_or(|slot| slot < slots)
+        };
+        (0..waiters).all(sound).then_some(table)
     }
 
     /// The binary form.
@@ -177,10 +206,10 @@ impl Table {
 
     /// Drops the slots of endpoints that carry nothing, are not ejected at `now_ms`, and that `keep` does not name.
     pub fn drop_idle_slots(&mut self, now_ms: u64, mut keep: impl FnMut(EndpointKey) -> bool) -> usize {
-        let before = self.slots;
+        let (before, totals) = (self.slots, self.totals());
         let drop: Vec<bool> = (0..before)
             .map(|slot| {
-                self.total(slot) == Counts::default()
+                totals.get(slot) == Some(&Counts::default())
                     && self.passive(slot).ejected_until_ms <= now_ms
                     && !keep(self.key(slot))
             })
@@ -197,7 +226,7 @@ impl Table {
     #[must_use]
     pub fn cell(&self, row: usize, slot: usize) -> Counts {
         let at = self.cell_at(row, slot);
-        Counts { in_flight: self.u32_at(at), pending_tokens: self.u32_at(at + 4) }
+        self.bytes.get(at..at + CELL).map_or(Counts::default(), read_cell)
     }
 
     /// Sets what one VM has at an endpoint.
@@ -205,17 +234,52 @@ impl Table {
         let at = self.cell_at(row, slot);
         self.put_u32(at, counts.in_flight);
         self.put_u32(at + 4, counts.pending_tokens);
+        self.put_u32(at + 8, counts.prefill_tokens);
     }
 
-    /// What all VMs together have at an endpoint.
+    /// Sets what one VM has to nothing, everywhere.
+    pub(super) fn clear_row(&mut self, row: usize) {
+        let cells = self.cell_at(row, 0)..self.cell_at(row + 1, 0);
+        if row < self.rows
+            && let Some(cells) = self.bytes.get_mut(cells)
+        {
+            cells.fill(0);
+        }
+    }
+
+    /// What an endpoint carries: what all VMs together have there, and what has been granted to waiters that have not
+    /// come for it yet.
     #[must_use]
     pub fn total(&self, slot: usize) -> Counts {
-        (0..self.rows).fold(Counts::default(), |sum, row| {
-            let cell = self.cell(row, slot);
-            Counts {
-                in_flight: sum.in_flight.saturating_add(cell.in_flight),
-                pending_tokens: sum.pending_tokens.saturating_add(cell.pending_tokens),
+        let mut total = Counts::default();
+        (0..self.rows).for_each(|row| total.add(self.cell(row, slot)));
+        let granted = self.grants().filter(|(at, _)| *at == slot);
+        granted.for_each(|(_, counts)| total.add(counts));
+        total
+    }
+
+    /// [`Table::total`] of every slot, in one pass.
+    #[must_use]
+    pub fn totals(&self) -> Vec<Counts> {
+        let mut totals = vec![Counts::default(); self.slots];
+        let cells = self.bytes.get(self.cell_at(0, 0)..self.waiter_at(0)).unwrap_or_default();
+        for row in cells.chunks_exact((self.slots * CELL).max(1)) {
+            for (total, cell) in totals.iter_mut().zip(row.chunks_exact(CELL)) {
+                total.add(read_cell(cell));
             }
+        }
+        for (slot, counts) in self.grants() {
+            if let Some(total) = totals.get_mut(slot) {
+                total.add(counts);
+            }
+        }
+        totals
+    }
+
+    fn grants(&self) -> impl Iterator<Item = (usize, Counts)> {
+        (0..self.waiters).filter_map(|place| {
+            let slot = waiter::granted_slot(self.waiter_bytes(place))?;
+            Some((slot, self.waiter(place)?.granted_counts()))
         })
     }
 
@@ -256,9 +320,26 @@ impl Table {
         let mut kept = Kept { slots: (0..self.slots).map(Some).collect(), rows: (0..self.rows).map(Some).collect() };
         edit(&mut kept);
         let (slots, rows) = (kept.slots.len(), kept.rows.len());
-        let mut next = Table { bytes: vec![0; size(slots, rows)], slots, rows };
+        let place_of = |kept: &[Option<usize>], number| kept.iter().position(|from| *from == Some(number));
+        let waiters: Vec<Waiter> = (0..self.waiters)
+            .filter_map(|place| self.waiter(place))
+            .filter_map(|waiter| {
+                let row = place_of(&kept.rows, waiter.row)?;
+                let grant = waiter.grant.and_then(|grant| {
+                    let slot = place_of(&kept.slots, grant.slot)?;
+                    Some(waiter::Grant { slot, ..grant })
+                });
+                Some(Waiter { row, grant, ..waiter })
+            })
+            .collect();
+        let mut next = Table { bytes: vec![0; size(slots, rows, waiters.len())], slots, rows, waiters: waiters.len() };
+        if let (Some(to), Some(from)) = (next.bytes.get_mut(..HEADER), self.bytes.get(..HEADER)) {
+            to.copy_from_slice(from);
+        }
         next.write_header();
-        next.put_u32(TURN, self.turn());
+        for (place, waiter) in waiters.iter().enumerate() {
+            next.set_waiter(place, waiter);
+        }
         for (to, from) in kept.slots.iter().enumerate() {
             let Some(from) = *from else { continue };
             next.put_u64(HEADER + to * SLOT, self.key(from).0);
@@ -279,7 +360,83 @@ impl Table {
     fn write_header(&mut self) {
         self.put_u32(0, u32::from_le_bytes(MAGIC));
         self.put_u32(4, u32::from(FORMAT) | (self.slots as u32) << 16);
-        self.put_u32(8, self.rows as u32);
+        self.put_u32(8, self.rows as u32 | (self.waiters as u32) << 16);
+    }
+
+    /// How many waiters there are, those with a grant among them.
+    #[must_use]
+    pub fn waiters(&self) -> usize {
+        self.waiters
+    }
+
+    /// The waiter at a place; places start at 0, in the order of [`Waiter::rank`].
+    #[must_use]
+    pub fn waiter(&self, place: usize) -> Option<Waiter> {
+        if place < self.waiters { Waiter::decode(self.waiter_bytes(place)) } else { None }
+    }
+
+    /// The bytes of the waiter at a place, for a look at one field.
+    pub(super) fn waiter_bytes(&self, place: usize) -> &[u8] {
+        let at = self.waiter_at(place);
+        self.bytes.get(at..at + waiter::SIZE).unwrap_or_default()
+    }
+
+    /// Overwrites the waiter at a place; its rank must stay.
+    pub(super) fn set_waiter(&mut self, place: usize, waiter: &Waiter) {
+        let at = self.waiter_at(place);
+        if let Some(bytes) = self.bytes.get_mut(at..at + waiter::SIZE) {
+            bytes.copy_from_slice(&waiter.encode());
+        }
+    }
+
+    /// Puts a waiter into its place; returns that, or `None` when the table is full.
+    pub(super) fn insert_waiter(&mut self, waiter: &Waiter) -> Option<usize> {
+        if self.waiters >= MAX_WAITERS {
+            return None;
+        }
+        let (mut place, mut end) = (0, self.waiters);
+        while place < end {
+            let middle = place.midpoint(end);
+            if waiter::rank_of(self.waiter_bytes(middle)) < waiter.rank() { place = middle + 1 } else { end = middle }
+        }
+        let at = self.waiter_at(place);
+        self.bytes.splice(at..at, waiter.encode());
+        self.waiters += 1;
+        self.write_header();
+        Some(place)
+    }
+
+    /// Removes the waiter at a place.
+    pub(super) fn remove_waiter(&mut self, place: usize) {
+        if place < self.waiters {
+            let at = self.waiter_at(place);
+            self.bytes.drain(at..at + waiter::SIZE);
+            self.waiters -= 1;
+            self.write_header();
+        }
+    }
+
+    /// The ticket that the next waiter gets.
+    pub(super) fn next_ticket(&self) -> u64 {
+        self.u64_at(16)
+    }
+
+    pub(super) fn set_next_ticket(&mut self, ticket: u64) {
+        self.put_u64(16, ticket);
+    }
+
+    /// Releases per second as they were at the last release, and when that was.
+    pub(super) fn drained(&self) -> (f32, u64) {
+        (f32::from_bits(self.u32_at(24)), self.u64_at(32))
+    }
+
+    pub(super) fn set_drained(&mut self, per_s: f32, at_ms: u64) {
+        self.put_u32(24, per_s.to_bits());
+        self.put_u64(32, at_ms);
+    }
+
+    fn waiter_at(&self, place: usize) -> usize {
+        size(self.slots, self.rows, place)
     }
 
     // Reads beyond the end give 0 and writes there do nothing: a slot or row number that a caller got wrong can
@@ -310,93 +467,15 @@ struct Kept {
     rows: Vec<Option<usize>>,
 }
 
-fn size(slots: usize, rows: usize) -> usize {
-    HEADER + slots * SLOT + rows * ROW_ID + rows * slots * CELL
+fn size(slots: usize, rows: usize, waiters: usize) -> usize {
+    HEADER + slots * SLOT + rows * ROW_ID + rows * slots * CELL + waiters * waiter::SIZE
+}
+
+fn read_cell(bytes: &[u8]) -> Counts {
+    let word =
+        |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |chunk| u32::from_le_bytes(*chunk));
+    Counts { in_flight: word(0), pending_tokens: word(4), prefill_tokens: word(8) }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn counts(in_flight: u32) -> Counts {
-        Counts { in_flight, pending_tokens: in_flight * 10 }
-    }
-
-    #[test]
-    fn slots_and_rows_keep_their_content_when_the_shape_changes() {
-        let mut table = Table::default();
-        for nth in 0..5u64 {
-            let slot = table.find_or_add(EndpointKey(100 + nth), 0).unwrap();
-            let row = table.row_or_add(7 + nth).unwrap();
-            table.set_cell(row, slot, counts(nth as u32 + 1));
-            table.set_passive(slot, Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
-            table.advance_clock(slot, 1_000 * nth);
-        }
-        assert_eq!(table.drop_rows(|id| id == 9), 1);
-        let table = Table::decode(table.bytes().to_vec()).unwrap();
-        for nth in [0u64, 1, 3, 4] {
-            let slot = table.find(EndpointKey(100 + nth), 0).unwrap();
-            assert_eq!(table.total(slot), counts(nth as u32 + 1));
-            assert_eq!(table.passive(slot), Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
-            assert_eq!(table.clock(slot), 1_000 * nth);
-        }
-        assert_eq!(table.total(table.find(EndpointKey(102), 0).unwrap()), Counts::default());
-    }
-
-    #[test]
-    fn only_idle_slots_that_nobody_names_are_dropped() {
-        let mut table = Table::default();
-        let row = table.row_or_add(1).unwrap();
-        for key in 1..=4 {
-            table.find_or_add(EndpointKey(key), 0).unwrap();
-        }
-        table.set_cell(row, 0, counts(1)); // 1 is busy
-        table.set_passive(1, Passive { ejected_until_ms: 50, ..Passive::default() }); // 2 is ejected, 3 is named
-        assert_eq!(table.drop_idle_slots(49, |key| key == EndpointKey(3)), 1);
-        assert_eq!(table.find(EndpointKey(4), 0), None);
-        assert_eq!(table.drop_idle_slots(50, |key| key == EndpointKey(3)), 1);
-        assert_eq!(table.find(EndpointKey(2), 0), None);
-        assert_eq!(table.total(table.find(EndpointKey(1), 3).unwrap()), counts(1));
-    }
-
-    #[test]
-    fn the_table_is_bounded() {
-        let mut table = Table::default();
-        for key in 1..=MAX_SLOTS as u64 {
-            assert!(table.find_or_add(EndpointKey(key), key as usize).is_some());
-        }
-        assert_eq!(table.find_or_add(EndpointKey(u64::MAX), 0), None);
-        for id in 0..MAX_ROWS as u64 {
-            assert!(table.row_or_add(id).is_some());
-        }
-        assert_eq!(table.row_or_add(u64::MAX), None);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_decode_to_something_defined(
-            slots in 0u16..5, rows in 0u16..4, mut bytes in proptest::collection::vec(any::<u8>(), 0..200), fit in any::<bool>()
-        ) {
-            if fit {
-                bytes.resize(size(slots.into(), rows.into()), 0xff);
-                bytes[..4].copy_from_slice(&MAGIC);
-                bytes[4] = FORMAT;
-                bytes[6..8].copy_from_slice(&slots.to_le_bytes());
-                bytes[8..10].copy_from_slice(&rows.to_le_bytes());
-            }
-            if let Some(mut table) = Table::decode(bytes) {
-                for slot in 0..table.slots() + 1 {
-                    let _ = (table.total(slot), table.passive(slot), table.key(slot), table.clock(slot));
-                    table.advance_clock(slot, u64::MAX);
-                }
-                let slot = table.find_or_add(EndpointKey(5), 3).unwrap();
-                let row = table.row_or_add(9).unwrap();
-                table.set_cell(row, slot, counts(2));
-                table.drop_rows(|id| id != 9);
-                prop_assert_eq!(table.total(slot), counts(2));
-                prop_assert!(Table::decode(table.bytes().to_vec()).is_some());
-            }
-        }
-    }
-}
+mod tests;

@@ -9,6 +9,8 @@ use super::{
     Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
     MAX_MODEL_BYTES, MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, is_id, wire,
 };
+use crate::admission::Admission;
+use crate::live::table::MAX_WAITERS;
 use crate::weight::{Weight, cap};
 
 fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
@@ -103,6 +105,9 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     if raw.admission.base_cap == 0 {
         return refuse(field("admission.base_cap"), 0, "a number from 1");
     }
+    if raw.admission.queue as usize > MAX_WAITERS {
+        return refuse(field("admission.queue"), raw.admission.queue, "at most 4096 requests");
+    }
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
     }
@@ -136,6 +141,13 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         draw: crate::policy::Draw::ByWeight,
         affinity,
         base_cap: raw.admission.base_cap,
+        admission: Admission {
+            queue: raw.admission.queue,
+            queue_bytes: raw.admission.queue_bytes,
+            max_wait_ms: raw.admission.max_wait_ms,
+            ageing_ms: raw.admission.ageing_ms,
+            prefill_budget_tokens: raw.admission.prefill_budget_tokens,
+        },
         endpoints,
     })
 }

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::admission::Admission;
 use crate::weight::Weight;
 
 /// The only `format` this code reads.
@@ -85,6 +86,8 @@ pub struct Pool {
     pub affinity: Affinity,
     /// In-flight requests per unit of weight.
     pub base_cap: u32,
+    /// Who waits, for how long, and how much prefill an endpoint may have.
+    pub admission: Admission,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
 }

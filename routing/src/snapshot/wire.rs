@@ -163,21 +163,35 @@ pub enum Cold {
     Hash,
 }
 
-/// `admission: {base_cap: 24}`.
+/// `admission: {base_cap: 24, queue: 1000, max_wait_ms: 30000}`. See [`crate::admission::Admission`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Admission {
     /// In-flight requests per unit of weight.
-    #[serde(default = "default_base_cap")]
     pub base_cap: u32,
-}
-
-fn default_base_cap() -> u32 {
-    24
+    /// The most requests that wait at a time.
+    pub queue: u32,
+    /// The most bytes of bodies that wait at a time.
+    pub queue_bytes: u64,
+    /// The longest that a request waits (ms).
+    pub max_wait_ms: u32,
+    /// Waiting so long (ms) is worth one level of priority.
+    pub ageing_ms: u32,
+    /// Prompt tokens that an endpoint may have to compute at a time.
+    pub prefill_budget_tokens: u32,
 }
 
 impl Default for Admission {
     fn default() -> Self {
-        Admission { base_cap: default_base_cap() }
+        let limits = crate::admission::Admission::default();
+        Admission {
+            base_cap: 24,
+            queue: limits.queue,
+            queue_bytes: limits.queue_bytes,
+            max_wait_ms: limits.max_wait_ms,
+            ageing_ms: limits.ageing_ms,
+            prefill_budget_tokens: limits.prefill_budget_tokens,
+        }
     }
 }
 

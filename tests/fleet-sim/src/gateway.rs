@@ -117,7 +117,7 @@ impl Gateway<'_> {
                 EventKind::Admitted { cached_tokens } => placed.cached_tokens = cached_tokens,
                 EventKind::FirstToken => {
                     placed.first_token = Some(event.at);
-                    self.router.first_token(event.id);
+                    self.router.first_token(event.id, event.at / 1_000_000);
                 }
                 EventKind::Tokens { .. } => {}
                 EventKind::Finished { output_tokens } => {

@@ -2,11 +2,15 @@
 //! runs them over the committed corpus, so that what was found once stays found.
 
 use serde_json::Value;
+use weighbridge_routing::eligibility::{Ask, Patience};
 use weighbridge_routing::live::table::{Counts, Passive, Table};
+use weighbridge_routing::live::{Claim, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
 use weighbridge_routing::prefix::MAX_CHECKPOINTS;
+use weighbridge_routing::prefix::holders::Nobody;
 use weighbridge_routing::request::{Headers, Reader, Request, RequestError, Shape};
 use weighbridge_routing::response::{Kind, Watcher};
-use weighbridge_routing::snapshot::EndpointKey;
+use weighbridge_routing::rng::SplitMix64;
+use weighbridge_routing::snapshot::{EndpointKey, Snapshot};
 
 /// Takes the first `N` bytes, zeros where there are none.
 fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
@@ -147,7 +151,11 @@ pub fn live_table(mut data: &[u8]) {
                 table.drop_idle_slots(u64::from(one), |of| of == key);
             }
             4 => {
-                let counts = Counts { in_flight: u32::from(one) << 24, pending_tokens: u32::from(other) << 24 };
+                let counts = Counts {
+                    in_flight: u32::from(one) << 24,
+                    pending_tokens: u32::from(other) << 24,
+                    prefill_tokens: 1,
+                };
                 table.set_cell(row, slot, counts);
                 assert!(row >= table.rows() || slot >= table.slots() || table.cell(row, slot) == counts);
             }
@@ -161,7 +169,10 @@ pub fn live_table(mut data: &[u8]) {
             7 => {
                 let total = table.total(slot);
                 let cells = (0..table.rows()).map(|row| table.cell(row, slot).in_flight);
-                assert_eq!(total.in_flight, cells.fold(0, u32::saturating_add));
+                let granted = (0..table.waiters()).filter_map(|place| table.waiter(place)?.grant);
+                let granted = granted.filter(|grant| grant.slot == slot).count() as u32;
+                assert_eq!(total.in_flight, cells.fold(0, u32::saturating_add).saturating_add(granted));
+                assert_eq!(table.totals().get(slot).copied().unwrap_or_default(), total);
             }
             _ => {
                 assert!(table.find(key, slot).is_none_or(|slot| table.key(slot) == key));
@@ -171,6 +182,91 @@ pub fn live_table(mut data: &[u8]) {
         }
     }
     assert_eq!(Table::decode(table.bytes().to_vec()), Some(table));
+}
+
+/// A value in memory that nobody else writes.
+struct Alone(Option<Vec<u8>>);
+
+impl SharedValue for Alone {
+    fn load(&mut self) -> (Option<Vec<u8>>, u32) {
+        (self.0.clone(), 0)
+    }
+
+    fn store(&mut self, bytes: &[u8], _: u32) -> Result<(), StoreError> {
+        self.0 = Some(bytes.to_vec());
+        Ok(())
+    }
+}
+
+/// Any bytes that decode make a queue that works: a VM comes and goes through it, whoever else is said to wait, and leaves
+/// nothing of its own behind.
+pub fn live_queue(mut data: &[u8]) {
+    const POOL: &str = r#"{"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"],
+        "admission": {"queue": 8, "queue_bytes": 1000, "max_wait_ms": 1000, "ageing_ms": 100}, "endpoints": [
+        {"id": "a", "address": "10.0.0.1:80", "weight": 1.0, "cap": 2, "context_window": 4000},
+        {"id": "b", "address": "10.0.0.2:80", "weight": 2.0, "cap": 1}]}]}"#;
+    let [length] = take(&mut data);
+    let (bytes, mut orders) = data.split_at((usize::from(length) * 8).min(data.len()));
+    let pool = Snapshot::from_json(POOL.as_bytes()).expect("a snapshot").pools.remove(0);
+    let (mut value, mut row, mut rng) = (Alone(Some(bytes.to_vec())), Row::new(7), SplitMix64::seeded(1));
+    let (mut running, mut waiting, mut now_ms) = (Vec::new(), Vec::new(), 0);
+    while !orders.is_empty() {
+        let [order, one, other] = take(&mut orders);
+        match order % 6 {
+            0 => {
+                let patience = Patience {
+                    max_wait_ms: u32::from(one) * 8,
+                    priority: other % 10,
+                    body_bytes: u32::from(other) * 4,
+                    key: u32::from(one % 4),
+                };
+                let prompt_tokens = u64::from(other) * 40;
+                let ask = Ask { prompt_tokens, floor_tokens: prompt_tokens, patience, ..Ask::default() };
+                let question = Question { pool: &pool, ask: &ask, signals: &[], now_ms };
+                match row.admit(&mut value, &question, &mut Nobody, &mut rng).result {
+                    Verdict::Admitted(admitted) => running.push((admitted.pick.chosen(), admitted.charge)),
+                    Verdict::Queued(queued) => waiting.push(queued.ticket),
+                    Verdict::Refused(_) => {}
+                }
+            }
+            1 if !running.is_empty() => {
+                let (at, charge) = running.swap_remove(usize::from(one) % running.len());
+                let outcome = if other % 2 == 0 { Outcome::Success } else { Outcome::Failure };
+                let report = Report { outcome, trial: other % 4 < 2, added_tokens: u64::MAX >> (other % 64) };
+                let _ = row.release(&mut value, &pool, &pool.endpoints[at], charge, report, now_ms);
+            }
+            2 if !waiting.is_empty() => {
+                let place = usize::from(one) % waiting.len();
+                let claim = row.claim(&mut value, &pool, waiting[place], &mut Nobody, now_ms).result;
+                if let Claim::Admitted(admitted) = claim {
+                    waiting.swap_remove(place);
+                    running.push((admitted.pick.chosen(), admitted.charge));
+                }
+            }
+            3 if !waiting.is_empty() => {
+                let ticket = waiting.swap_remove(usize::from(one) % waiting.len());
+                let _ = row.leave(&mut value, &pool, ticket, now_ms);
+            }
+            4 => now_ms += u64::from(one) << (other % 16),
+            _ => {
+                let _ = row.sweep(&mut value, &pool, |id| id != 7 && id % 3 == u64::from(one % 3), now_ms);
+                assert_eq!(row.standing(&mut value, &pool, now_ms).len(), waiting.len());
+            }
+        }
+    }
+    for ticket in waiting {
+        let _ = row.leave(&mut value, &pool, ticket, now_ms);
+    }
+    for (at, charge) in running {
+        let report = Report { outcome: Outcome::Neutral, trial: false, added_tokens: 0 };
+        let _ = row.release(&mut value, &pool, &pool.endpoints[at], charge, report, now_ms);
+    }
+    assert!(row.is_idle());
+    let _ = row.sweep(&mut value, &pool, |id| id != 7, now_ms);
+    if let Some(table) = value.0.and_then(Table::decode) {
+        let own = table.row(7).is_some_and(|row| (0..table.slots()).any(|slot| table.cell(row, slot).in_flight > 0));
+        assert!(!own, "something of its own is left");
+    }
 }
 
 /// Any answer: the same facts however it is cut.

@@ -64,7 +64,7 @@ impl Router for Baseline {
         Some(Routed { endpoint, believed_tokens: 0 })
     }
 
-    fn first_token(&mut self, _: u64) {}
+    fn first_token(&mut self, _: u64, _: u64) {}
 
     fn finished(&mut self, id: u64, _: u64, _: u64) {
         if let Some(endpoint) = self.placed.remove(&id) {

@@ -84,7 +84,7 @@ pub trait Router {
     /// Where a request goes; `None` when it is refused. It is counted there until [`Router::finished`].
     fn route(&mut self, id: u64, call: &Call, now_ms: u64) -> Option<Routed>;
     /// Its response begins.
-    fn first_token(&mut self, id: u64);
+    fn first_token(&mut self, id: u64, now_ms: u64);
     /// It is done, having put so many tokens into the engine's cache.
     fn finished(&mut self, id: u64, added_tokens: u64, now_ms: u64);
     /// Bytes of what it remembers about prefixes.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use weighbridge_routing::eligibility::Ask;
-use weighbridge_routing::live::{Charge, Outcome, Question, Report, Row, SharedValue, StoreError};
+use weighbridge_routing::live::{Charge, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
 use weighbridge_routing::prefix::index::{SHARDS, Search, Shards};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::snapshot::Pool;
@@ -107,7 +107,9 @@ impl Router for Ours {
             ..Ask::default()
         };
         let question = Question { pool, ask: &ask, signals: &[], now_ms };
-        let admitted = row.admit(value, &question, &mut search.holders(memory), rng).ok()?;
+        let Verdict::Admitted(admitted) = row.admit(value, &question, &mut search.holders(memory), rng).result else {
+            return None;
+        };
         let at = admitted.pick.chosen();
         let believed_tokens = search.tokens_at(at, memory);
         let clock = admitted.loads.get(at).map_or(0, |load| load.clock);
@@ -115,12 +117,12 @@ impl Router for Ours {
         Some(Routed { endpoint: at, believed_tokens })
     }
 
-    fn first_token(&mut self, id: u64) {
+    fn first_token(&mut self, id: u64, now_ms: u64) {
         let Some(placed) = self.placed.get_mut(&id) else { return };
         placed.search.learn(placed.at, placed.clock, &mut self.memory);
         if let Some(endpoint) = self.pool.endpoints.get(placed.at) {
             // The memory here refuses nothing.
-            let _ = self.row.first_token(&mut self.value, endpoint, &mut placed.charge);
+            let _ = self.row.first_token(&mut self.value, &self.pool, endpoint, &mut placed.charge, now_ms);
         }
     }
 
@@ -128,7 +130,7 @@ impl Router for Ours {
         let Some(Placed { at, charge, .. }) = self.placed.remove(&id) else { return };
         if let Some(endpoint) = self.pool.endpoints.get(at) {
             let report = Report { outcome: Outcome::Success, trial: false, added_tokens };
-            let _ = self.row.release(&mut self.value, endpoint, charge, report, now_ms).1;
+            let _ = self.row.release(&mut self.value, &self.pool, endpoint, charge, report, now_ms);
         }
     }
 
