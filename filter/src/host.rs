@@ -1,9 +1,8 @@
 //! Every call into Envoy.
 //!
-//! The SDK's own wrappers panic on a status that they do not expect, and a panic here takes every request of a worker
-//! thread down; these return an [`Option`] or a [`HostError`] instead. They also spare the request path the SDK's
-//! conversions. The ABI is proxy-wasm 0.2.1. Memory that the host hands over was allocated by this module (the SDK's
-//! `proxy_on_memory_allocate`) with a capacity equal to its length, and is owned from then on.
+//! A panic here would take every request of a worker thread down, so each returns an [`Option`] or a [`HostError`]. The ABI
+//! is proxy-wasm 0.2.1. Memory that the host hands over was allocated by this module ([`crate::abi`]) with a capacity equal to
+//! its length, and is owned from then on.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -50,6 +49,7 @@ pub(crate) enum Metric {
 pub(crate) enum Level {
     Warn = 3,
     Error = 4,
+    Critical = 5,
 }
 
 #[cfg(target_arch = "wasm32")]
@@ -121,6 +121,18 @@ mod sys {
             headers_size: usize,
             grpc_status: i32,
         ) -> u32;
+        pub(super) fn proxy_http_call(
+            cluster: *const u8,
+            cluster_size: usize,
+            headers: *const u8,
+            headers_size: usize,
+            body: *const u8,
+            body_size: usize,
+            trailers: *const u8,
+            trailers_size: usize,
+            timeout_ms: u32,
+            token: *mut u32,
+        ) -> u32;
     }
 
     #[link(wasm_import_module = "wasi_snapshot_preview1")]
@@ -154,6 +166,7 @@ mod sys {
         proxy_record_metric(u32, u64);
         proxy_increment_metric(u32, i64);
         proxy_send_local_response(u32, *const u8, usize, *const u8, usize, *const u8, usize, i32);
+        proxy_http_call(*const u8, usize, *const u8, usize, *const u8, usize, *const u8, usize, u32, *mut u32);
         clock_time_get(u32, u64, *mut u64);
     }
 }
@@ -166,7 +179,7 @@ unsafe fn owned(bytes: *mut u8, size: usize) -> Vec<u8> {
     if bytes.is_null() || size == 0 {
         return Vec::new();
     }
-    // SAFETY: the SDK's allocator made a Vec of exactly this capacity and forgot it; the host filled it.
+    // SAFETY: `proxy_on_memory_allocate` made it with exactly this capacity, for bytes; the host filled it.
     unsafe { Vec::from_raw_parts(bytes, size, size) }
 }
 
@@ -242,8 +255,8 @@ pub(crate) fn set_property(path: &str, value: &str) -> Result<(), HostError> {
     checked(unsafe { sys::proxy_set_property(path.as_ptr(), path.len(), value.as_ptr(), value.len()) })
 }
 
-/// Answers the request from here. At most once per stream.
-pub(crate) fn respond(status: u16, details: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+/// Headers in the form of the ABI.
+fn encoded(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut map = (headers.len() as u32).to_le_bytes().to_vec();
     for (name, value) in headers {
         map.extend((name.len() as u32).to_le_bytes());
@@ -253,6 +266,12 @@ pub(crate) fn respond(status: u16, details: &str, headers: &[(&str, &str)], body
         map.extend(text.as_bytes());
         map.push(0);
     }
+    map
+}
+
+/// Answers the request from here. At most once per stream.
+pub(crate) fn respond(status: u16, details: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+    let map = encoded(headers);
     // SAFETY: pointers and lengths are those of live slices. -1: no gRPC status.
     checked(unsafe {
         sys::proxy_send_local_response(
@@ -334,29 +353,32 @@ impl Shards for Index {
     }
 }
 
-/// Sends a request to a cluster of Envoy's. The answer comes to the root context's `on_http_call_response` with the token
-/// that is returned. Envoy has no cluster of this name: [`BAD_ARGUMENT`].
+/// Sends a request to a cluster of Envoy's. The answer comes to [`crate::calls::answered`] with the token that is
+/// returned. Envoy has no cluster of this name: [`BAD_ARGUMENT`].
 pub(crate) fn http_call(
     cluster: &str,
     headers: &[(&str, &str)],
     body: &[u8],
     timeout_ms: u32,
 ) -> Result<u32, HostError> {
-    // Through the SDK, whose dispatcher must know of the token; its wrapper returns the two statuses that Envoy gives.
-    #[cfg(target_arch = "wasm32")]
-    return proxy_wasm::hostcalls::dispatch_http_call(
-        cluster,
-        headers.to_vec(),
-        Some(body),
-        Vec::new(),
-        std::time::Duration::from_millis(timeout_ms.into()),
-    )
-    .map_err(|status| HostError(status as u32));
-    #[cfg(not(target_arch = "wasm32"))]
-    {
-        let _ = (cluster, headers, body, timeout_ms);
-        Err(HostError(BAD_ARGUMENT))
-    }
+    let (map, no_trailers) = (encoded(headers), encoded(&[]));
+    let mut token = 0;
+    // SAFETY: pointers and lengths are those of live slices; the out-pointer is live.
+    let status = unsafe {
+        sys::proxy_http_call(
+            cluster.as_ptr(),
+            cluster.len(),
+            map.as_ptr(),
+            map.len(),
+            body.as_ptr(),
+            body.len(),
+            no_trailers.as_ptr(),
+            no_trailers.len(),
+            timeout_ms,
+            &mut token,
+        )
+    };
+    checked(status).map(|()| token)
 }
 
 /// Milliseconds on a clock that never goes back, the same for all VMs of one Envoy.

@@ -1,6 +1,7 @@
 //! The Weighbridge filter for Envoy: proxy-wasm callbacks on one side, [`weighbridge_routing`] on the other.
 //!
-//! - [`root`]: configuration, ticks, contexts.
+//! - [`abi`]: what Envoy calls.
+//! - [`root`]: configuration and ticks.
 //! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`steer`] when
 //!   it has its endpoint, [`placed`] from then on.
 //! - [`calls`]: HTTP calls to the prober.
@@ -17,6 +18,7 @@
     warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::unreachable)
 )]
 
+mod abi;
 mod calls;
 mod host;
 mod placed;
@@ -27,14 +29,3 @@ mod stats;
 mod steer;
 mod stream;
 mod vm;
-
-use proxy_wasm::traits::RootContext;
-use proxy_wasm::types::LogLevel;
-
-mod entry {
-    use super::*;
-    proxy_wasm::main! {{
-        proxy_wasm::set_log_level(LogLevel::Info);
-        proxy_wasm::set_root_context(|_| -> Box<dyn RootContext> { Box::new(root::Root) });
-    }}
-}

@@ -2,8 +2,6 @@
 
 use std::rc::Rc;
 
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
 use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::prefix::index::{Prefix, Search};
@@ -11,6 +9,7 @@ use weighbridge_routing::request::{Request, RequestError, Shape, Style};
 use weighbridge_routing::snapshot::{Pool, Snapshot, State};
 use weighbridge_routing::window::Need;
 
+use crate::abi::Action;
 use crate::host::{self, Headers};
 use crate::placed::{Known, Placed};
 use crate::reading::{Reading, Unreadable};
@@ -41,6 +40,11 @@ enum Phase {
 }
 
 impl Stream {
+    /// Whether nothing that comes for this request matters any more.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self.phase, Phase::Passing)
+    }
+
     /// Answers from here and forgets about the request.
     fn answer(&mut self, error: &ApiError, details: &str) -> Action {
         self.phase = Phase::Passing;
@@ -184,10 +188,9 @@ fn is_long(pool: &Pool, tokens: u64) -> bool {
     ready.filter_map(|endpoint| endpoint.context_window).any(|window| tokens > u64::from(window))
 }
 
-impl Context for Stream {}
-
-impl HttpContext for Stream {
-    fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+/// The callbacks of a stream, in their order. [`crate::abi`] calls them.
+impl Stream {
+    pub(crate) fn on_http_request_headers(&mut self, end_of_stream: bool) -> Action {
         #[cfg(feature = "fault-injection")]
         #[expect(clippy::panic, reason = "the fault that tests ask for")]
         if host::header(Headers::Request, "x-weighbridge-test-panic").is_some() {
@@ -232,11 +235,11 @@ impl HttpContext for Stream {
         }
     }
 
-    fn on_http_request_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
+    pub(crate) fn on_http_request_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
         self.read(body_size, end_of_stream)
     }
 
-    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+    pub(crate) fn on_http_request_trailers(&mut self) -> Action {
         match &self.phase {
             // With trailers, the body never said that it was complete.
             Phase::Reading(reading) => {
@@ -247,21 +250,21 @@ impl HttpContext for Stream {
         }
     }
 
-    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+    pub(crate) fn on_http_response_headers(&mut self, end_of_stream: bool) -> Action {
         if let Phase::Placed(placed) = &mut self.phase {
             placed.headers(end_of_stream);
         }
         Action::Continue
     }
 
-    fn on_http_response_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
+    pub(crate) fn on_http_response_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
         if let Phase::Placed(placed) = &mut self.phase {
             placed.body(body_size, end_of_stream);
         }
         Action::Continue
     }
 
-    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+    pub(crate) fn on_http_response_trailers(&mut self) -> Action {
         if let Phase::Placed(placed) = &mut self.phase {
             placed.trailers();
         }
@@ -269,7 +272,7 @@ impl HttpContext for Stream {
     }
 
     /// The one callback that always comes, whichever way a request ends.
-    fn on_log(&mut self) {
+    pub(crate) fn on_log(&mut self) {
         if let Phase::Placed(placed) = &mut self.phase
             && let Some((record, went)) = placed.log()
         {
