@@ -42,6 +42,19 @@ pub fn retry_after_s(ahead: usize, releases_per_s: f64) -> u32 {
     seconds.clamp(1, MOST_RETRY_S)
 }
 
+/// How long (ms) a request that came now would wait, for autoscalers: nothing while a slot is free and nobody waits, else
+/// what the waiters take to drain at so many releases per second, and one more; at most `max_wait_ms`, which is also what
+/// there is to expect where nothing drains.
+#[must_use]
+pub fn expected_wait_ms(free_slots: u64, waiting: usize, releases_per_s: f64, max_wait_ms: u32) -> u64 {
+    if free_slots > 0 && waiting == 0 {
+        return 0;
+    }
+    let most = f64::from(max_wait_ms);
+    let wait = (waiting as f64 + 1.0) / releases_per_s * 1_000.0;
+    if wait.is_nan() || wait < 0.0 { max_wait_ms.into() } else { wait.min(most) as u64 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +65,15 @@ mod tests {
         assert_eq!(retry_after_s(99, 10.0), 10);
         assert_eq!(retry_after_s(99, 0.1), 60);
         assert_eq!((retry_after_s(5, 0.0), retry_after_s(5, -1.0), retry_after_s(5, f64::NAN)), (60, 60, 60));
+    }
+
+    #[test]
+    fn an_expected_wait_is_nothing_while_there_is_room() {
+        assert_eq!(expected_wait_ms(3, 0, 0.0, 30_000), 0);
+        assert_eq!(expected_wait_ms(0, 0, 10.0, 30_000), 100);
+        assert_eq!(expected_wait_ms(0, 49, 10.0, 30_000), 5_000);
+        // Free slots that waiters cannot use are none for them.
+        assert_eq!(expected_wait_ms(2, 9, 10.0, 30_000), 1_000);
+        assert_eq!((expected_wait_ms(0, 9, 0.0, 30_000), expected_wait_ms(0, 9, f64::NAN, 7)), (30_000, 7));
     }
 }

@@ -148,6 +148,34 @@ impl ApiError {
         answer
     }
 
+    /// 429: the request has waited for a slot as long as it may.
+    #[must_use]
+    pub fn queue_timeout(pool: &str, waited_ms: u64, retry_after_s: u32) -> Self {
+        let message = format!("No slot of {pool} came free within {waited_ms} ms; try again in {retry_after_s} s.");
+        let mut answer = Self::new(429, "rate_limit_error", Some("queue_timeout"), message);
+        answer.retry_after_s = Some(retry_after_s.max(1));
+        answer
+    }
+
+    /// 503: the pool was taken out of service while the request waited.
+    #[must_use]
+    pub fn pool_gone(pool: &str) -> Self {
+        let message = format!("{pool} was taken out of service while the request waited; try again.");
+        let mut answer = Self::new(503, "service_unavailable_error", Some("pool_gone"), message);
+        answer.retry_after_s = Some(1);
+        answer
+    }
+
+    /// 400: a header that counts here has a value that it cannot have.
+    #[must_use]
+    pub fn header(name: &'static str, value: &[u8], expected: &str) -> Self {
+        let shown: String = String::from_utf8_lossy(value).chars().take(64).collect();
+        let message = format!("{name} is {shown:?}: expected {expected}.");
+        let mut answer = Self::new(400, INVALID, Some("invalid_header"), message);
+        answer.body.param = Some(name);
+        answer
+    }
+
     /// 503: the filter has no snapshot.
     #[must_use]
     pub fn not_configured() -> Self {

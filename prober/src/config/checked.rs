@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use weighbridge_routing::snapshot::admission::MAX_WAIT_MS;
 use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
 use weighbridge_routing::weight::{Clamp, Weight};
 
@@ -163,7 +164,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         check.that(new, format!("{place}.address"), &endpoint.address, expected);
         endpoints.push(endpoint);
     }
-    check.duration(&field("admission.max_wait"), &raw.admission.max_wait, Duration::ZERO);
+    let admission = admission(&field, raw.admission, check);
     let wire = wire::Pool {
         name: raw.name,
         models: raw.models,
@@ -171,19 +172,47 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         adapters: raw.adapters,
         policy: wire::Policy { name: raw.policy.name, choices: raw.policy.choices },
         affinity: raw.affinity,
-        admission: wire::Admission { base_cap: raw.admission.base_cap, ..wire::Admission::default() },
+        admission,
         ..wire::Pool::default()
     };
     Pool { wire, served_model, endpoints }
 }
 
-/// No two pools share a name or a model.
+/// The longest that a request may wait.
+const MAX_WAIT: Duration = Duration::from_millis(MAX_WAIT_MS as u64);
+
+fn admission(field: &impl Fn(&str) -> String, raw: raw::Admission, check: &mut Check) -> wire::Admission {
+    let queue_bytes = size(&raw.queue_bytes);
+    check.that(queue_bytes.is_some(), field("admission.queue_bytes"), &raw.queue_bytes, "a size such as 64MiB");
+    let mut wait = |name: &str, text: &str| {
+        let name = field(&format!("admission.{name}"));
+        let wait = check.duration(&name, text, Duration::ZERO);
+        check.that(wait <= MAX_WAIT, &name, text, "at most 1h");
+        wait.min(MAX_WAIT).as_millis() as u32
+    };
+    wire::Admission {
+        base_cap: raw.base_cap,
+        queue: raw.queue,
+        queue_bytes: queue_bytes.unwrap_or_default(),
+        max_wait_ms: wait("max_wait", &raw.max_wait),
+        ageing_ms: wait("ageing", &raw.ageing),
+        prefill_budget_tokens: raw.prefill_budget,
+        fairness: raw.fairness,
+        spill_to: raw.spill_to,
+    }
+}
+
+/// No two pools share a name or a model, and where one spills to another, there is one.
 fn between_pools(pools: &[Pool], check: &mut Check) {
     let mut names = HashSet::new();
     let mut models = HashMap::new();
     for (nth, pool) in pools.iter().enumerate() {
         let new = names.insert(pool.wire.name.as_str());
         check.that(new, format!("pools[{nth}].name"), &pool.wire.name, "a name that no other pool has");
+        if let Some(spill_to) = &pool.wire.admission.spill_to {
+            let known = pools.iter().enumerate().any(|(at, other)| at != nth && other.wire.name == *spill_to);
+            check.that(known, format!("pools[{nth}].admission.spill_to"), spill_to, "the name of another pool");
+        }
         for (at, model) in pool.wire.models.iter().enumerate() {
             let owner = *models.entry(model.as_str()).or_insert(nth);
             let field = format!("pools[{nth}].models[{at}]");
@@ -220,7 +249,7 @@ fn as_the_filter_sees_it(filter: &wire::Filter, pools: &[Pool], check: &mut Chec
 /// Pools in which everything is right except perhaps one setting of this one.
 fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
     let sound = || wire::Pool { name: "p".into(), models: vec!["m".into()], ..wire::Pool::default() };
-    let (policy, affinity) = (wire::Policy::default, wire::Affinity::default);
+    let (policy, affinity, admission) = (wire::Policy::default, wire::Affinity::default, wire::Admission::default);
     let given = &pool.affinity;
     let mut parts = vec![
         wire::Pool { policy: wire::Policy { name: pool.policy.name.clone(), ..policy() }, ..sound() },
@@ -229,7 +258,12 @@ fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
         wire::Pool { affinity: wire::Affinity { max_share: given.max_share, ..affinity() }, ..sound() },
         wire::Pool { affinity: wire::Affinity { kv_tokens: given.kv_tokens, ..affinity() }, ..sound() },
         wire::Pool { affinity: wire::Affinity { prefill_tps: given.prefill_tps, ..affinity() }, ..sound() },
-        wire::Pool { admission: pool.admission.clone(), ..sound() },
+        wire::Pool { admission: wire::Admission { base_cap: pool.admission.base_cap, ..admission() }, ..sound() },
+        wire::Pool { admission: wire::Admission { queue: pool.admission.queue, ..admission() }, ..sound() },
+        wire::Pool {
+            admission: wire::Admission { fairness: pool.admission.fairness.clone(), ..admission() },
+            ..sound()
+        },
     ];
     for adapter in &pool.adapters {
         // Whether the models are right is looked at elsewhere; here it matters whether the adapter is one of them.

@@ -187,19 +187,33 @@ impl Default for Policy {
     }
 }
 
-/// The queue's settings are accepted and have no effect until there is a queue.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Admission {
     pub(super) base_cap: u32,
-    #[allow(dead_code, reason = "for the queue")]
-    queue: u32,
+    pub(super) queue: u32,
+    pub(super) queue_bytes: String,
     pub(super) max_wait: String,
+    pub(super) ageing: String,
+    pub(super) prefill_budget: u32,
+    pub(super) fairness: String,
+    pub(super) spill_to: Option<String>,
 }
 
 impl Default for Admission {
     fn default() -> Self {
-        Admission { base_cap: 24, queue: 1000, max_wait: "30s".into() }
+        let wire::Admission { base_cap, queue, prefill_budget_tokens, fairness, spill_to, .. } =
+            wire::Admission::default();
+        Admission {
+            base_cap,
+            queue,
+            queue_bytes: "64MiB".into(),
+            max_wait: "30s".into(),
+            ageing: "5s".into(),
+            prefill_budget: prefill_budget_tokens,
+            fairness,
+            spill_to,
+        }
     }
 }
 

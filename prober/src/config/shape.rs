@@ -106,7 +106,12 @@ static POOL: Kind = Kind::Section(&[
         Kind::Section(&[
             field("base_cap", Kind::Count),
             field("queue", Kind::Count),
+            field("queue_bytes", Kind::Size),
             field("max_wait", Kind::Duration),
+            field("ageing", Kind::Duration),
+            field("prefill_budget", Kind::Count),
+            field("fairness", Kind::Text),
+            field("spill_to", Kind::Text),
         ]),
     ),
     field("endpoints", Kind::List(&ENDPOINT)),

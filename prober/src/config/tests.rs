@@ -221,3 +221,56 @@ fn addresses_and_sizes() {
     }
     assert_eq!((size("16MiB"), size("1000"), size("0"), size("MiB")), (Some(16 << 20), Some(1000), Some(0), None));
 }
+
+#[test]
+fn what_is_wrong_with_admission_is_told_all_at_once() {
+    let file = serde_json::json!({"pools": [
+        {"name": "a", "models": ["a"], "admission": {
+            "queue": 5000, "queue_bytes": "much", "max_wait": "2h", "ageing": "soon", "prefill_budget": -1,
+            "fairness": "tenant", "spill_to": "a", "wait": 1,
+        }},
+        {"name": "b", "models": ["b"], "admission": {"spill_to": "nobody"}},
+    ]});
+    let found = errors(&file.to_string());
+    let expected = [
+        "pools[0].admission.wait is unknown: ",
+        "pools[0].admission.prefill_budget is \"-1\": expected a whole number from 0 to 4294967295",
+        "pools[0].admission.queue_bytes is \"much\": expected a size such as 64MiB",
+        "pools[0].admission.max_wait is \"2h\": expected at most 1h",
+        "pools[0].admission.ageing is \"soon\": expected a duration",
+        "pools[0].admission.spill_to is \"a\": expected the name of another pool",
+        "pools[1].admission.spill_to is \"nobody\": expected the name of another pool",
+        "pools[0].admission.queue is \"5000\": expected a number from 0 to 4096",
+        "pools[0].admission.fairness is \"tenant\": expected none, user, or header:",
+    ];
+    for expected in expected {
+        assert_eq!(found.iter().filter(|error| error.starts_with(expected)).count(), 1, "{expected:?} in {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    let circle = serde_json::json!({"pools": [
+        {"name": "a", "models": ["a"], "admission": {"spill_to": "b"}},
+        {"name": "b", "models": ["b"], "admission": {"spill_to": "a"}},
+    ]});
+    let found = errors(&circle.to_string());
+    assert!(found.len() == 1 && found[0].starts_with("pools[0].admission.spill_to is \"b\": "), "{found:#?}");
+}
+
+#[test]
+fn admission_reaches_the_filter_as_written() {
+    let file = "pools: [{name: p, models: [m], admission: {base_cap: 8, queue: 9, queue_bytes: 1MiB, max_wait: 1500ms, \
+                ageing: 0s, prefill_budget: 0, fairness: 'header:x-tenant'}}]";
+    let config = Config::parse(file).unwrap();
+    let expected = wire::Admission {
+        base_cap: 8,
+        queue: 9,
+        queue_bytes: 1 << 20,
+        max_wait_ms: 1_500,
+        ageing_ms: 0,
+        prefill_budget_tokens: 0,
+        fairness: "header:x-tenant".into(),
+        spill_to: None,
+    };
+    assert_eq!(config.pools[0].wire.admission, expected);
+    let default = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
+    assert_eq!(default.pools[0].wire.admission, wire::Admission::default());
+}

@@ -91,7 +91,7 @@ struct Held {
 }
 
 /// One prompt's search through the index. What was read is kept, and learning later needs no second look.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Search {
     prefixes: Vec<Prefix>,
     home: Option<u64>,
@@ -139,6 +139,12 @@ impl Search {
             search.longest = search.look(nth, shards).iter().map(|held| held.place).collect();
         }
         search
+    }
+
+    /// What was looked for, to look anew: in another pool, or after a new snapshot.
+    #[must_use]
+    pub fn into_prompt(self) -> (Vec<Prefix>, Option<u64>) {
+        (self.prefixes, self.home)
     }
 
     /// The search as a decision asks it.

@@ -62,6 +62,7 @@ pub(super) struct Fields {
     number: Option<u64>,
     salt: Option<Capture>,
     previous: Option<Capture>,
+    user: Option<Capture>,
     walker: Walker,
     /// One for each prompt field that has come.
     sections: Vec<(Field, Section)>,
@@ -83,6 +84,7 @@ impl Fields {
             number: None,
             salt: None,
             previous: None,
+            user: None,
             walker: Walker::new(),
             sections: Vec::new(),
         }
@@ -112,6 +114,7 @@ impl Fields {
             stream: self.stream,
             max_output: self.max.into_iter().flatten().next(),
             previous_response: previous,
+            user: self.user.as_ref().map(|_| hash(&self.user)),
             prompt: self.prompt(previous, hash(&self.salt)),
         })
     }
@@ -156,15 +159,15 @@ impl Fields {
                     self.within = Within::Value;
                 }
             }
-            Field::CacheSalt | Field::PreviousResponse => {
+            Field::CacheSalt | Field::PreviousResponse | Field::User => {
                 let capture = (kind == Kind::String).then(Capture::default);
                 if capture.is_some() {
                     self.within = Within::Value;
                 }
-                if self.field == Field::CacheSalt {
-                    self.salt = capture;
-                } else {
-                    self.previous = capture;
+                match self.field {
+                    Field::CacheSalt => self.salt = capture,
+                    Field::PreviousResponse => self.previous = capture,
+                    _ => self.user = capture,
                 }
             }
             Field::Other => {}
@@ -256,6 +259,7 @@ impl Sink for Fields {
             }
             (Within::Value, Field::CacheSalt) => self.salt.get_or_insert_default().push(piece),
             (Within::Value, Field::PreviousResponse) => self.previous.get_or_insert_default().push(piece),
+            (Within::Value, Field::User) => self.user.get_or_insert_default().push(piece),
             _ => {}
         }
     }

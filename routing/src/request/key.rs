@@ -67,6 +67,7 @@ pub(super) enum Field {
     MaxTokens,
     CacheSalt,
     PreviousResponse,
+    User,
     // What the engine sees first.
     Tools,
     Functions,
@@ -94,6 +95,7 @@ impl Field {
             (b"max_completion_tokens", Shape::Chat) => MaxCompletionTokens,
             (b"max_output_tokens", Shape::Responses) => MaxOutputTokens,
             (b"cache_salt", _) => CacheSalt,
+            (b"user", _) => User,
             (b"previous_response_id", Shape::Responses) => PreviousResponse,
             (b"tools", Shape::Chat | Shape::Responses | Shape::Messages | Shape::CountTokens | Shape::Tokenize) => {
                 Tools

@@ -16,6 +16,7 @@ pub mod multipart;
 mod section;
 pub mod shape;
 mod walker;
+pub mod wish;
 
 use encoding::{Decoder, Encoding, Parse};
 use fields::Fields;
@@ -42,6 +43,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// xxh3 of `previous_response_id`: the conversation goes on where that response ended.
     pub previous_response: Option<u64>,
+    /// xxh3 of `user`, where it is a string: whom [fairness](crate::snapshot::Fairness) may be between. Never 0.
+    pub user: Option<u64>,
 }
 
 /// What is known of a prompt.

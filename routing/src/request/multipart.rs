@@ -126,6 +126,7 @@ impl Form {
             max_output: None,
             prompt: Prompt::default(),
             previous_response: None,
+            user: None,
         })
     }
 

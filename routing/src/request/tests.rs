@@ -72,3 +72,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn users_are_told_apart_without_being_kept() {
+    let user = |value: &str| read(format!("{{\"user\":{value},\"model\":\"m\"}}").as_bytes(), 5).unwrap().user;
+    assert_eq!(user("\"ann\""), user("\"\\u0061nn\""));
+    assert_ne!(user("\"ann\""), user("\"bob\""));
+    assert!(user("\"\"").is_some_and(|hash| hash != 0));
+    assert_eq!((user("7"), user("{\"id\":\"ann\"}"), user("null")), (None, None, None));
+}

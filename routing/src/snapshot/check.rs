@@ -7,13 +7,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
     Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
-    MAX_MODEL_BYTES, MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, is_id, wire,
+    MAX_MODEL_BYTES, MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, admission, is_id, wire,
 };
-use crate::admission::Admission;
-use crate::live::table::MAX_WAITERS;
 use crate::weight::{Weight, cap};
 
-fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
+pub(super) fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
     Err(SnapshotError::Field { field, value: value.to_string(), expected })
 }
 
@@ -31,7 +29,9 @@ impl TryFrom<wire::Snapshot> for Snapshot {
         let mut alarms = Vec::new();
         let mut by_model = HashMap::new();
         let mut names = HashSet::new();
-        let mut pools = Vec::with_capacity(raw.pools.len());
+        let mut pools: Vec<Pool> = Vec::with_capacity(raw.pools.len());
+        let spills: Vec<_> =
+            raw.pools.iter().map(|pool| (pool.name.clone(), pool.admission.spill_to.clone())).collect();
         for (index, pool) in raw.pools.into_iter().enumerate() {
             let pool = check_pool(index, pool, &mut alarms)?;
             if !names.insert(pool.name.clone()) {
@@ -43,6 +43,9 @@ impl TryFrom<wire::Snapshot> for Snapshot {
                 }
             }
             pools.push(pool);
+        }
+        for (pool, spill_to) in pools.iter_mut().zip(admission::link(&spills)?) {
+            pool.spill_to = spill_to;
         }
         Ok(Snapshot {
             version: raw.version,
@@ -102,12 +105,7 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
             None => return refuse(field("policy.choices"), 0, "a number from 1, or all"),
         },
     };
-    if raw.admission.base_cap == 0 {
-        return refuse(field("admission.base_cap"), 0, "a number from 1");
-    }
-    if raw.admission.queue as usize > MAX_WAITERS {
-        return refuse(field("admission.queue"), raw.admission.queue, "at most 4096 requests");
-    }
+    let (admission, fairness) = admission::check(&field, &raw.admission)?;
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
     }
@@ -141,13 +139,9 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         draw: crate::policy::Draw::ByWeight,
         affinity,
         base_cap: raw.admission.base_cap,
-        admission: Admission {
-            queue: raw.admission.queue,
-            queue_bytes: raw.admission.queue_bytes,
-            max_wait_ms: raw.admission.max_wait_ms,
-            ageing_ms: raw.admission.ageing_ms,
-            prefill_budget_tokens: raw.admission.prefill_budget_tokens,
-        },
+        admission,
+        fairness,
+        spill_to: None,
         endpoints,
     })
 }

@@ -27,9 +27,12 @@ pub const MAX_MODEL_BYTES: usize = 256;
 /// The most decision records that one Envoy sends to the prober per second.
 pub const MAX_DECISIONS_PER_SECOND: u32 = 1_000;
 
+pub mod admission;
 mod check;
 pub mod wire;
 
+pub use admission::Fairness;
+use check::refuse;
 pub use wire::State;
 
 /// A checked snapshot, indexed by model.
@@ -88,17 +91,25 @@ pub struct Pool {
     pub base_cap: u32,
     /// Who waits, for how long, and how much prefill an endpoint may have.
     pub admission: Admission,
+    /// Between whom turns are taken inside a priority.
+    pub fairness: Fairness,
+    /// Place in the snapshot of the pool that takes what this one would refuse.
+    pub spill_to: Option<usize>,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl Pool {
     /// The name under which the engines know what a client asked for as `asked`: the served model, except for an
-    /// adapter, which they know by its own name.
+    /// adapter, which they know by its own name. Without a served model, any name of the pool is the engines' own.
     #[must_use]
     pub fn engine_name<'a>(&'a self, asked: &'a str) -> &'a str {
         match &self.served_model {
             Some(served) if !self.adapters.iter().any(|adapter| adapter == asked) => served,
+            // Asked of another pool, whose requests this one takes.
+            None if !self.models.iter().any(|model| model == asked) => {
+                self.models.first().map_or(asked, String::as_str)
+            }
             _ => asked,
         }
     }

@@ -55,6 +55,13 @@ fn a_wrong_value_is_refused_by_name() {
         ("/pools/0/policy", json!({"name": "p2c", "choices": 0}), "pools[0].policy.choices"),
         ("/pools/0/policy", json!({"name": "p2c", "choices": "most"}), "pools[0].policy.choices"),
         ("/pools/0/admission", json!({"base_cap": 0}), "pools[0].admission.base_cap"),
+        ("/pools/0/admission", json!({"queue": 4097}), "pools[0].admission.queue"),
+        ("/pools/0/admission", json!({"max_wait_ms": 3_600_001}), "pools[0].admission.max_wait_ms"),
+        ("/pools/0/admission", json!({"ageing_ms": 3_600_001}), "pools[0].admission.ageing_ms"),
+        ("/pools/0/admission", json!({"fairness": "header:"}), "pools[0].admission.fairness"),
+        ("/pools/0/admission", json!({"fairness": "header:X-Tenant"}), "pools[0].admission.fairness"),
+        ("/pools/0/admission", json!({"spill_to": "qwen"}), "pools[0].admission.spill_to"),
+        ("/pools/0/admission", json!({"spill_to": "nobody"}), "pools[0].admission.spill_to"),
         ("/pools/0/endpoints/1/id", json!("a"), "pools[0].endpoints[1].id"),
         ("/pools/0/endpoints/1/address", json!("gpu:80"), "pools[0].endpoints[1].address"),
         ("/pools/0/endpoints/1/cap", json!(0), "pools[0].endpoints[1].cap"),
@@ -112,4 +119,29 @@ proptest! {
     fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Snapshot::from_json(&bytes);
     }
+}
+
+#[test]
+fn what_a_pool_refuses_may_go_to_another_and_never_in_a_circle() {
+    let pools = |spills: &[(&str, Option<&str>)]| {
+        let pools: Vec<_> = spills
+            .iter()
+            .map(|(name, to)| json!({"name": name, "models": [name], "endpoints": [], "admission": {"spill_to": to}}))
+            .collect();
+        read(&json!({"format": 1, "version": 1, "pools": pools}))
+    };
+    let chain = pools(&[("a", Some("c")), ("b", None), ("c", Some("b"))]).unwrap();
+    let places: Vec<_> = chain.pools.iter().map(|pool| pool.spill_to).collect();
+    assert_eq!(places, [Some(2), None, Some(1)]);
+    // A pool that leads into a circle is not on it, and the one that closes it is named.
+    let error = pools(&[("a", Some("b")), ("b", Some("c")), ("c", Some("b"))]).unwrap_err().to_string();
+    assert!(error.starts_with("pools[1].admission.spill_to is \"c\""), "{error}");
+}
+
+#[test]
+fn fairness_is_between_users_or_values_of_a_header() {
+    let of = |text: &str| Fairness::of(text);
+    assert_eq!((of("none"), of("user")), (Some(Fairness::None), Some(Fairness::User)));
+    assert_eq!(of("header:x-tenant"), Some(Fairness::Header("x-tenant".into())));
+    assert_eq!((of("tenant"), of("header:a b")), (None, None));
 }

@@ -179,6 +179,11 @@ pub struct Admission {
     pub ageing_ms: u32,
     /// Prompt tokens that an endpoint may have to compute at a time.
     pub prefill_budget_tokens: u32,
+    /// Between whom turns are taken inside a priority: `none`, `user`, or `header:<name>`.
+    pub fairness: String,
+    /// The pool that takes what this one would refuse.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spill_to: Option<String>,
 }
 
 impl Default for Admission {
@@ -191,6 +196,8 @@ impl Default for Admission {
             max_wait_ms: limits.max_wait_ms,
             ageing_ms: limits.ageing_ms,
             prefill_budget_tokens: limits.prefill_budget_tokens,
+            fairness: "none".into(),
+            spill_to: None,
         }
     }
 }
