@@ -95,8 +95,8 @@ extern "C" fn proxy_on_memory_allocate(size: usize) -> *mut u8 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn proxy_on_configure(_: u32, size: usize) -> u32 {
-    root::on_configure(size).into()
+extern "C" fn proxy_on_configure(root: u32, size: usize) -> u32 {
+    root::on_configure(root, size).into()
 }
 
 #[unsafe(no_mangle)]
@@ -111,9 +111,14 @@ extern "C" fn proxy_on_http_call_response(_: u32, token: u32, headers: usize, bo
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn proxy_on_queue_ready(_: u32, queue: u32) {
+    root::on_queue_ready(queue);
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_headers(id: u32, _: u32, end_of_stream: u32) -> u32 {
     vm::with(vm::Vm::serve);
-    let mut stream = Stream::default();
+    let mut stream = Stream::new(id);
     let action = stream.on_http_request_headers(end_of_stream != 0);
     if !stream.is_passing() {
         STREAMS.with_borrow_mut(|streams| streams.insert(id, stream));

@@ -108,6 +108,18 @@ mod sys {
             size: usize,
             cas: u32,
         ) -> u32;
+        pub(super) fn proxy_register_shared_queue(name: *const u8, size: usize, id: *mut u32) -> u32;
+        pub(super) fn proxy_resolve_shared_queue(
+            vm: *const u8,
+            vm_size: usize,
+            name: *const u8,
+            size: usize,
+            id: *mut u32,
+        ) -> u32;
+        pub(super) fn proxy_enqueue_shared_queue(id: u32, value: *const u8, size: usize) -> u32;
+        pub(super) fn proxy_dequeue_shared_queue(id: u32, bytes: *mut *mut u8, size: *mut usize) -> u32;
+        pub(super) fn proxy_set_effective_context(context: u32) -> u32;
+        pub(super) fn proxy_continue_stream(stream: u32) -> u32;
         pub(super) fn proxy_define_metric(kind: u32, name: *const u8, size: usize, id: *mut u32) -> u32;
         pub(super) fn proxy_record_metric(id: u32, value: u64) -> u32;
         pub(super) fn proxy_increment_metric(id: u32, by: i64) -> u32;
@@ -162,6 +174,12 @@ mod sys {
         proxy_set_property(*const u8, usize, *const u8, usize);
         proxy_get_shared_data(*const u8, usize, *mut *mut u8, *mut usize, *mut u32);
         proxy_set_shared_data(*const u8, usize, *const u8, usize, u32);
+        proxy_register_shared_queue(*const u8, usize, *mut u32);
+        proxy_resolve_shared_queue(*const u8, usize, *const u8, usize, *mut u32);
+        proxy_enqueue_shared_queue(u32, *const u8, usize);
+        proxy_dequeue_shared_queue(u32, *mut *mut u8, *mut usize);
+        proxy_set_effective_context(u32);
+        proxy_continue_stream(u32);
         proxy_define_metric(u32, *const u8, usize, *mut u32);
         proxy_record_metric(u32, u64);
         proxy_increment_metric(u32, i64);
@@ -321,6 +339,64 @@ pub(crate) fn shared_data(key: &str) -> (Option<Vec<u8>>, u32) {
 pub(crate) fn set_shared_data(key: &str, value: &[u8], cas: u32) -> Result<(), HostError> {
     // SAFETY: pointers and lengths are those of live slices.
     checked(unsafe { sys::proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) })
+}
+
+/// A shared queue, by which one VM calls another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Queue(u32);
+
+impl Queue {
+    /// Makes this VM the one that hears of what comes into the queue of this name: on the root context that is active
+    /// now. When that context is gone, so is the hearing, and the name must be registered again.
+    pub(crate) fn register(name: &str) -> Result<Self, HostError> {
+        let mut id = 0;
+        // SAFETY: the out-pointer is live; the name is a live string.
+        checked(unsafe { sys::proxy_register_shared_queue(name.as_ptr(), name.len(), &mut id) })?;
+        Ok(Queue(id))
+    }
+
+    /// The queue that a VM with this `vm_id` has registered under this name.
+    pub(crate) fn find(vm_id: &[u8], name: &str) -> Result<Self, HostError> {
+        let mut id = 0;
+        // SAFETY: the out-pointer is live; the names are live slices.
+        checked(unsafe {
+            sys::proxy_resolve_shared_queue(vm_id.as_ptr(), vm_id.len(), name.as_ptr(), name.len(), &mut id)
+        })?;
+        Ok(Queue(id))
+    }
+
+    /// The queue of this number, as `on_queue_ready` gives it.
+    pub(crate) fn numbered(id: u32) -> Self {
+        Queue(id)
+    }
+
+    /// Puts a message in; the VM at the other end is called soon, on its own thread.
+    pub(crate) fn put(self, message: &[u8]) -> Result<(), HostError> {
+        // SAFETY: the pointer and length are those of a live slice.
+        checked(unsafe { sys::proxy_enqueue_shared_queue(self.0, message.as_ptr(), message.len()) })
+    }
+
+    /// Takes a message out; `None` when there is none left.
+    pub(crate) fn take(self) -> Option<Vec<u8>> {
+        let (mut bytes, mut size) = (null_mut(), 0);
+        // SAFETY: as in `buffer`.
+        unsafe {
+            let status = sys::proxy_dequeue_shared_queue(self.0, &mut bytes, &mut size);
+            (status == OK).then(|| owned(bytes, size))
+        }
+    }
+}
+
+/// Makes the calls that follow concern another context of this VM: a stream that is paused, or the root.
+pub(crate) fn set_effective_context(context: u32) -> Result<(), HostError> {
+    // SAFETY: no pointers.
+    checked(unsafe { sys::proxy_set_effective_context(context) })
+}
+
+/// Lets the effective context's request go on, once this callback is over.
+pub(crate) fn resume_request() -> Result<(), HostError> {
+    // SAFETY: no pointers. 0: the request, in HTTP.
+    checked(unsafe { sys::proxy_continue_stream(0) })
 }
 
 /// A key of shared data, seen as a [`SharedValue`].

@@ -2,8 +2,9 @@
 //!
 //! - [`abi`]: what Envoy calls.
 //! - [`root`]: configuration and ticks.
-//! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`steer`] when
-//!   it has its endpoint, [`placed`] from then on.
+//! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`place`] when it is
+//!   there, [`waiting`] while no slot is free, [`steer`] when it has its endpoint, [`placed`] from then on.
+//! - [`wake`]: how VMs tell each other that waiting requests have got slots.
 //! - [`calls`]: HTTP calls to the prober.
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
 //! - [`records`]: decision records on their way to the prober.
@@ -19,8 +20,10 @@
 )]
 
 mod abi;
+mod answer;
 mod calls;
 mod host;
+mod place;
 mod placed;
 mod reading;
 mod records;
@@ -29,3 +32,5 @@ mod stats;
 mod steer;
 mod stream;
 mod vm;
+mod waiting;
+mod wake;

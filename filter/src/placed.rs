@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use weighbridge_routing::decision::{Decision, ResultRecord};
+use weighbridge_routing::decision::{Decision, QueueRecord, ResultRecord};
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::learnt::Sample;
 use weighbridge_routing::live::{Admitted, Outcome, Report, WORTH_TELLING_TOKENS};
@@ -12,12 +12,15 @@ use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
 use crate::host::{self, Buffer, Headers};
 use crate::records::Went;
+use crate::steer::steer;
 use crate::vm;
 
 const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
 const DECISION_HEADER: &str = "x-weighbridge-decision";
 /// The most that one request can have put into a KV cache.
 const MOST_ADDED_TOKENS: u64 = 1 << 22;
+/// The reason of a request that another pool's endpoints would have refused.
+const SPILL: &str = "spill";
 
 /// What is known of a request when it has been read.
 pub(crate) struct Known {
@@ -33,6 +36,8 @@ pub(crate) struct Known {
     /// Whether the client asked for the decision and may have it.
     pub(crate) explain: bool,
     pub(crate) started_ms: u64,
+    /// The pool that was asked for, where this one takes what that one would have refused.
+    pub(crate) spilled_from: Option<Box<str>>,
 }
 
 pub(crate) struct Placed {
@@ -41,6 +46,8 @@ pub(crate) struct Placed {
     known: Known,
     admitted: Admitted,
     search: Search,
+    /// Its ticket and its place in the queue when it came, where it waited.
+    queued: Option<(u64, usize)>,
     watcher: Option<Watcher>,
     /// Place in the pool of the endpoint that the request is counted at.
     at: usize,
@@ -61,6 +68,7 @@ impl Placed {
             known,
             admitted,
             search,
+            queued: None,
             watcher: None,
             released_ms: None,
             answered: false,
@@ -69,17 +77,35 @@ impl Placed {
         }
     }
 
-    pub(crate) fn pool(&self) -> Option<&Pool> {
+    /// It waited, with this ticket, behind so many.
+    pub(crate) fn after(mut self, ticket: u64, position: usize) -> Self {
+        self.queued = Some((ticket, position));
+        self
+    }
+
+    /// Tells Envoy where it goes.
+    pub(crate) fn steer(&self) -> Result<(), host::HostError> {
+        self.pool().map_or(Ok(()), |pool| steer(pool, &self.admitted))
+    }
+
+    /// Counts it in the statistics.
+    pub(crate) fn count(&self) {
+        if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
+            vm::with(|vm| vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, self.reason()));
+        }
+    }
+
+    fn pool(&self) -> Option<&Pool> {
         self.snapshot.pools.get(self.pool)
     }
 
-    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+    fn endpoint(&self) -> Option<&Endpoint> {
         self.pool()?.endpoints.get(self.at)
     }
 
     /// Why the request went where it went.
-    pub(crate) fn reason(&self) -> &'static str {
-        self.admitted.pick.reason.as_str()
+    fn reason(&self) -> &'static str {
+        if self.known.spilled_from.is_some() { SPILL } else { self.admitted.pick.reason.as_str() }
     }
 
     /// The answer begins.
@@ -318,8 +344,18 @@ impl Placed {
     }
 
     fn decision(&self) -> Option<Decision<'_>> {
-        let decision = Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted);
-        Some(Decision { time_ms: vm::with(|vm| vm.unix_ms(self.known.started_ms)), ..decision })
+        let mut decision = Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted);
+        decision.time_ms = vm::with(|vm| vm.unix_ms(self.known.started_ms));
+        if let Some(asked) = &self.known.spilled_from {
+            decision.reason = SPILL;
+            decision.spilled_from = Some(asked);
+        }
+        decision.queue = self.queued.map(|(ticket, position)| QueueRecord {
+            ticket,
+            position: position as u64,
+            wait_ms: self.admitted.waited.map_or(0, |waited| waited.total_ms),
+        });
+        Some(decision)
     }
 }
 

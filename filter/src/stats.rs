@@ -50,7 +50,7 @@ struct Waiting<T> {
 pub(crate) struct Stats {
     /// By family or reason, and by what it is about.
     counters: HashMap<(&'static str, u64), Waiting<u64>>,
-    histograms: HashMap<u64, Waiting<Vec<u64>>>,
+    histograms: HashMap<(&'static str, u64), Waiting<Vec<u64>>>,
     gauges: HashMap<String, Option<u32>>,
 }
 
@@ -92,18 +92,30 @@ impl Stats {
         self.add("decisions_dropped", 0, count, || "weighbridge_decisions_dropped".to_owned());
     }
 
+    /// A slot whose wake-up did not come, found by a tick.
+    pub(crate) fn late_wake(&mut self) {
+        self.count("late_wake", 0, || "weighbridge_queue_late_wakes".to_owned());
+    }
+
+    /// How long a request waited for its slot.
+    pub(crate) fn queue_wait(&mut self, pool: &str, ms: u64) {
+        self.sample("weighbridge_queue_wait_ms", pool, ms);
+    }
+
     /// Time to the first token of a stream, or the first byte of another answer.
     pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
+        self.sample("weighbridge_ttft_ms", pool, ms);
+    }
+
+    fn sample(&mut self, family: &'static str, pool: &str, value: u64) {
         let full = self.histograms.len() >= MAX_METRICS;
-        let waiting = self.histograms.entry(if full { 0 } else { pool_key(pool) }).or_insert_with(|| Waiting {
-            id: host::define_metric(
-                Metric::Histogram,
-                &format!("weighbridge_ttft_ms.pool.{}", if full { "other" } else { pool }),
-            ),
+        let key = (family, if full { 0 } else { pool_key(pool) });
+        let waiting = self.histograms.entry(key).or_insert_with(|| Waiting {
+            id: host::define_metric(Metric::Histogram, &format!("{family}.pool.{}", if full { "other" } else { pool })),
             values: Vec::new(),
         });
         if waiting.values.len() < MAX_SAMPLES {
-            waiting.values.push(ms);
+            waiting.values.push(value);
         }
     }
 

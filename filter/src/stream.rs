@@ -3,26 +3,24 @@
 use std::rc::Rc;
 
 use weighbridge_routing::api_error::ApiError;
-use weighbridge_routing::decision::Decision;
-use weighbridge_routing::prefix::index::{Prefix, Search};
-use weighbridge_routing::request::{Request, RequestError, Shape, Style};
-use weighbridge_routing::snapshot::{Pool, Snapshot, State};
-use weighbridge_routing::window::Need;
+use weighbridge_routing::request::{RequestError, Shape, Style};
+use weighbridge_routing::snapshot::Snapshot;
 
 use crate::abi::Action;
 use crate::host::{self, Headers};
-use crate::placed::{Known, Placed};
+use crate::place::{Becomes, DECISION_STATE, Wanted};
+use crate::placed::Placed;
 use crate::reading::{Reading, Unreadable};
-use crate::records::Went;
-use crate::steer::{CLUSTER_HEADER, HOST_HEADER, rename, steer};
-use crate::vm::{self, Lookup};
+use crate::steer::{CLUSTER_HEADER, HOST_HEADER};
+use crate::waiting::{Turn, Waiting};
+use crate::{answer, root, vm};
 
 const EXPLAIN_HEADER: &str = "x-weighbridge-explain";
-const DECISION_STATE: &str = "weighbridge.decision";
 
 /// A request's course through the filter.
 #[derive(Default)]
 pub(crate) struct Stream {
+    id: u32,
     phase: Phase,
     /// In whose words its client expects errors.
     style: Style,
@@ -35,11 +33,18 @@ enum Phase {
     Passing,
     /// Paused until the body is complete.
     Reading(Box<Reading>),
+    /// Paused until a slot is free.
+    Waiting(Box<Waiting>),
     /// On its way to an endpoint, or back.
     Placed(Box<Placed>),
 }
 
 impl Stream {
+    /// A stream whose context has this id.
+    pub(crate) fn new(id: u32) -> Self {
+        Stream { id, ..Stream::default() }
+    }
+
     /// Whether nothing that comes for this request matters any more.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self.phase, Phase::Passing)
@@ -48,17 +53,7 @@ impl Stream {
     /// Answers from here and forgets about the request.
     fn answer(&mut self, error: &ApiError, details: &str) -> Action {
         self.phase = Phase::Passing;
-        let retry_after = error.retry_after_s.map(|seconds| seconds.to_string());
-        let mut headers = vec![("content-type", "application/json")];
-        if let Some(seconds) = &retry_after {
-            headers.push(("retry-after", seconds));
-        }
-        if error.status == 405 {
-            headers.push(("allow", "POST"));
-        }
-        if host::respond(error.status, details, &headers, &error.body(self.style)).is_err() {
-            host::log(host::Level::Error, "weighbridge: Envoy did not take an error answer");
-        }
+        answer::send(error, self.style, details);
         Action::Pause
     }
 
@@ -98,94 +93,43 @@ impl Stream {
             Ok(request) => request,
             Err(error) => return self.refuse_unreadable(&error),
         };
-        let Some((index, pool)) = snapshot.pool_for_model(&request.model) else {
-            return self.refuse(&ApiError::model_not_found(&request.model), "none", "model_not_found");
-        };
-        if let Err(error) = rename(pool, &request, body_size) {
-            return self.refuse(&error, &pool.name, "invalid_request");
+        let wanted = Wanted { snapshot, shape, explain, request, body_size };
+        match wanted.place(self.id) {
+            Ok(Becomes::Placed(placed)) => {
+                self.phase = Phase::Placed(placed);
+                Action::Continue
+            }
+            Ok(Becomes::Waiting(waiting)) => {
+                self.phase = Phase::Waiting(waiting);
+                root::hurry(self.id);
+                Action::Pause
+            }
+            Err(refusal) => self.refuse(&refusal.error, &refusal.pool, refusal.reason),
         }
-        let now_ms = host::now_ms();
-        let (need, long_share, bytes_per_token) = vm::with(|vm| {
-            let learnt = vm.learnt(pool);
-            let need = Need::of(shape, &request.prompt, request.max_output, learnt);
-            (need, learnt.long_share(), learnt.bytes_per_token())
-        });
-        let ask = need.ask(long_share);
-        let mut search = look_up(pool, shape, &request, bytes_per_token, now_ms);
-        let admitted = match vm::with(|vm| vm.admit(pool, &ask, &mut search, now_ms)) {
-            Ok(admitted) => admitted,
-            Err(refused) => {
-                let record = Decision {
-                    time_ms: vm::with(|vm| vm.unix_ms(now_ms)),
-                    ..Decision::refused(pool, snapshot.version, &ask, &refused)
-                };
-                let record = record.to_json();
-                let _ = host::set_property(DECISION_STATE, &record);
-                vm::with(|vm| vm.tell(&record, Went { troubled: true, total_ms: 0 }));
-                let refusal = refused.refusal;
-                return self.refuse(&ApiError::refused(refusal, &pool.name, &ask, shape), &pool.name, refusal.as_str());
+    }
+
+    /// Its turn may have come, or its time may be over. Called on the root context, with this stream as the effective one.
+    pub(crate) fn on_turn(&mut self, turn: impl FnOnce(Box<Waiting>) -> Turn) {
+        let waiting = match std::mem::take(&mut self.phase) {
+            Phase::Waiting(waiting) => waiting,
+            other => {
+                self.phase = other;
+                return;
             }
         };
-        let steered = steer(pool, &admitted);
-        let prompt = &request.prompt;
-        let known = Known {
-            prompt_bytes: if prompt.token_ids == 0 && prompt.images == 0 { prompt.bytes } else { 0 },
-            long: is_long(pool, ask.window_tokens()),
-            stream: request.stream && shape.generates(),
-            generates: shape.generates(),
-            explain,
-            started_ms: now_ms,
-            ask,
-        };
-        let mut placed = Placed::new(Rc::clone(&snapshot), index, known, admitted, search);
-        if let Err(error) = steered {
-            placed.abandon(now_ms);
-            host::log(host::Level::Error, &format!("weighbridge: Envoy refused to be steered: status {}", error.0));
-            return self.answer(&ApiError::not_configured(), "weighbridge_not_steered");
+        match turn(waiting) {
+            Turn::Placed(placed) => {
+                self.phase = Phase::Placed(placed);
+                if host::resume_request().is_err() {
+                    host::log(host::Level::Error, "weighbridge: Envoy did not let a request go on");
+                }
+            }
+            Turn::Waits(waiting) => self.phase = Phase::Waiting(waiting),
+            Turn::Refused(refusal) => {
+                self.refuse(&refusal.error, &refusal.pool, refusal.reason);
+            }
         }
-        if let Some(endpoint) = placed.endpoint() {
-            let reason = placed.reason();
-            vm::with(|vm| vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, reason));
-        }
-        self.phase = Phase::Placed(Box::new(placed));
-        Action::Continue
     }
-}
-
-/// Tokens that the conversation behind a `previous_response_id` is taken for, since only its engine knows it: enough to
-/// be worth the largest allowance.
-const RESPONSE_TOKENS: u64 = 32 * 1024;
-
-/// Looks for who holds the prompt's prefix.
-fn look_up(pool: &Pool, shape: Shape, request: &Request, bytes_per_token: f64, now_ms: u64) -> Search {
-    let (mut prefixes, mut home) = (Vec::new(), None);
-    if pool.affinity.enabled && shape.generates() {
-        let model = pool.engine_name(&request.model);
-        let checkpoints = &request.prompt.checkpoints;
-        home = checkpoints.home(model);
-        let before = request.previous_response.map_or(0, |_| RESPONSE_TOKENS);
-        prefixes.extend(request.previous_response.map(|hash| Prefix { hash, tokens: before }));
-        prefixes.extend(checkpoints.seeded(model).into_iter().map(|checkpoint| Prefix {
-            hash: checkpoint.hash,
-            tokens: before + (checkpoint.bytes as f64 / bytes_per_token) as u64,
-        }));
-    }
-    vm::with(|vm| {
-        let search = vm.search(pool, prefixes, home, now_ms);
-        let result = match (search.is_empty(), search.matched_tokens()) {
-            (true, _) => Lookup::None,
-            (false, 0) => Lookup::Miss,
-            (false, _) => Lookup::Hit,
-        };
-        vm.stats.prefix_lookup(&pool.name, result);
-        search
-    })
-}
-
-/// Whether not every endpoint that serves can hold so many tokens.
-fn is_long(pool: &Pool, tokens: u64) -> bool {
-    let ready = pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready);
-    ready.filter_map(|endpoint| endpoint.context_window).any(|window| tokens > u64::from(window))
 }
 
 /// The callbacks of a stream, in their order. [`crate::abi`] calls them.
@@ -273,11 +217,18 @@ impl Stream {
 
     /// The one callback that always comes, whichever way a request ends.
     pub(crate) fn on_log(&mut self) {
-        if let Phase::Placed(placed) = &mut self.phase
-            && let Some((record, went)) = placed.log()
-        {
-            let _ = host::set_property(DECISION_STATE, &record);
-            vm::with(|vm| vm.tell(&record, went));
+        match &mut self.phase {
+            Phase::Placed(placed) => {
+                if let Some((record, went)) = placed.log() {
+                    let _ = host::set_property(DECISION_STATE, &record);
+                    vm::with(|vm| vm.tell(&record, went));
+                }
+            }
+            // Its client has left.
+            Phase::Waiting(waiting) => {
+                waiting.leave();
+            }
+            Phase::Reading(_) | Phase::Passing => {}
         }
     }
 }

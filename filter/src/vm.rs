@@ -2,29 +2,35 @@
 //! so this lives in a `thread_local!`, not in the root context.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
+use weighbridge_routing::admission::expected_wait_ms;
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::{Beat, Beats};
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{
-    Admitted, Change, Charge, Ejected, Look, Question, Refused, Report, Row, SharedValue, StoreError, Table, Verdict,
+    Change, Charge, Claim, Ejected, Left, Look, Question, Report, Row, SharedValue, Standing, StoreError, Table,
+    Verdict,
 };
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
-use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
+use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError, State};
 
 use crate::calls::{self, Calls};
 use crate::host::{self, Index, Level, Shared};
 use crate::records::{self, Records, Went};
 pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
+use crate::wake::Wakes;
 
 const SNAPSHOT: &str = "snapshot";
 const SNAPSHOT_VERSION: &str = "snapshot/version";
 const BEATS: &str = "beats/1";
+/// A wake-up that has not come so long after a tick saw the slot is taken for lost. Not counted in ticks: while old root
+/// contexts live on for the sake of their streams, each of them ticks.
+const WAKE_MS: u64 = 50;
 
 thread_local! {
     static VM: RefCell<Vm> = RefCell::new(Vm::new());
@@ -38,6 +44,8 @@ pub(crate) fn with<T>(work: impl FnOnce(&mut Vm) -> T) -> T {
 /// What the VM has of one pool: its row in the live table, and what the pool's answers have taught.
 struct PoolState {
     pool: String,
+    /// The pool's name in wake-ups.
+    key: u64,
     live_key: String,
     row: Row,
     learnt_key: String,
@@ -58,11 +66,32 @@ pub(crate) struct Vm {
     unix_offset_ms: u64,
     /// Few enough that a search by name is cheaper than a map.
     pools: Vec<PoolState>,
+    /// Streams whose requests wait, by pool and ticket.
+    seats: HashMap<(u64, u64), Seat>,
+    wakes: Wakes,
     pub(crate) stats: Stats,
     /// What the prober has been asked.
     pub(crate) calls: Calls,
     /// Decision records for the prober.
     pub(crate) records: Records,
+}
+
+/// Where a waiting request is found.
+#[derive(Debug, Clone, Copy)]
+struct Seat {
+    /// Its stream's context.
+    context: u32,
+    /// When a tick first saw that it has a slot, and the wake-up was not there yet.
+    granted_ms: Option<u64>,
+}
+
+/// What a waiting request has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// It stands so.
+    Stands(Standing),
+    /// Its pool has gone.
+    PoolGone,
 }
 
 impl Vm {
@@ -82,6 +111,8 @@ impl Vm {
             adopted_unix_ms: 0,
             unix_offset_ms: 0,
             pools: Vec::new(),
+            seats: HashMap::new(),
+            wakes: Wakes::default(),
             stats: Stats::default(),
             calls: Calls::default(),
             records: Records::default(),
@@ -160,7 +191,15 @@ impl Vm {
     pub(crate) fn serve(&mut self) {
         if !self.serves {
             self.serves = true;
+            self.hear();
             self.beat();
+        }
+    }
+
+    /// Makes sure that wake-ups come to the root context that is active now.
+    pub(crate) fn hear(&self) {
+        if self.serves {
+            Wakes::register(self.id);
         }
     }
 
@@ -190,27 +229,30 @@ impl Vm {
         }
     }
 
-    /// Picks an endpoint and counts the request there.
-    pub(crate) fn admit(
-        &mut self,
-        pool: &Pool,
-        ask: &Ask,
-        search: &mut Search,
-        now_ms: u64,
-    ) -> Result<Admitted, Refused> {
-        let (id, rng) = (self.id, &mut self.rng);
-        let held = pool_state(&mut self.pools, id, &pool.name);
+    /// Picks an endpoint and counts the request there, or gives it a place in the queue.
+    pub(crate) fn admit(&mut self, pool: &Pool, ask: &Ask, search: &mut Search, now_ms: u64) -> Verdict {
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let (mut index, mut shared) = (Index, Shared(&held.live_key));
         let question = Question { pool, ask, signals: &[], now_ms };
-        let change = held.row.admit(&mut Shared(&held.live_key), &question, &mut search.holders(&mut Index), rng);
-        if change.stored.is_err() {
-            self.stats.unshared();
-        }
-        match change.result {
-            Verdict::Admitted(admitted) => Ok(admitted),
-            Verdict::Refused(refused) => Err(refused),
-            // Nobody has the patience for it yet.
-            Verdict::Queued(queued) => Err(queued.refused),
-        }
+        let change = held.row.admit(&mut shared, &question, &mut search.holders(&mut index), &mut self.rng);
+        self.changed(pool, change)
+    }
+
+    /// A waiting request comes for its slot.
+    pub(crate) fn claim(&mut self, pool: &Pool, ticket: u64, search: &mut Search, now_ms: u64) -> Claim {
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let (mut index, mut shared) = (Index, Shared(&held.live_key));
+        let change = held.row.claim(&mut shared, pool, ticket, &mut search.holders(&mut index), now_ms);
+        self.changed(pool, change)
+    }
+
+    /// A waiting request goes without a slot.
+    pub(crate) fn leave(&mut self, pool: &Pool, ticket: u64, now_ms: u64) -> Left {
+        let snapshot = self.snapshot();
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let now = in_force(snapshot.as_deref(), pool);
+        let change = held.row.leave(&mut Shared(&held.live_key), now, ticket, now_ms);
+        self.changed(pool, change)
     }
 
     /// Moves a request's count to the endpoint that it really went to.
@@ -227,7 +269,7 @@ impl Vm {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.shift(&mut Shared(&held.live_key), now, from, to, charge, report, now_ms);
-        self.reported(pool, from, &change);
+        self.reported(pool, from, change);
     }
 
     /// A request has its first token.
@@ -236,9 +278,7 @@ impl Vm {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.first_token(&mut Shared(&held.live_key), now, endpoint, charge, now_ms);
-        if change.stored.is_err() {
-            self.stats.unshared();
-        }
+        self.changed(pool, change);
     }
 
     /// Gives a request back.
@@ -247,7 +287,7 @@ impl Vm {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.release(&mut Shared(&held.live_key), now, endpoint, charge, report, now_ms);
-        self.reported(pool, endpoint, &change);
+        self.reported(pool, endpoint, change);
     }
 
     /// Says how a request goes before it ends.
@@ -256,17 +296,95 @@ impl Vm {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.report(&mut Shared(&held.live_key), now, endpoint, report, now_ms);
-        self.reported(pool, endpoint, &change);
+        self.reported(pool, endpoint, change);
     }
 
-    fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, change: &Change<Ejected>) {
-        if change.stored.is_err() {
-            self.stats.unshared();
-        }
-        if change.result == Ejected::Now {
+    fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, change: Change<Ejected>) {
+        if self.changed(pool, change) == Ejected::Now {
             self.stats.ejection(&pool.name, &endpoint.id, endpoint.key);
             host::log(Level::Warn, &format!("weighbridge: {} of {} ejected after failures", endpoint.id, pool.name));
         }
+    }
+
+    /// Does what every change of the live table leads to: those who have got a slot by it are woken.
+    fn changed<T>(&mut self, pool: &Pool, change: Change<T>) -> T {
+        if change.stored.is_err() {
+            self.stats.unshared();
+        }
+        if !change.woken.is_empty() {
+            self.wakes.call(pool_key(&pool.name), &change.woken);
+        }
+        change.result
+    }
+
+    /// A request of this stream waits.
+    pub(crate) fn seat(&mut self, pool: &str, ticket: u64, context: u32) {
+        self.seats.insert((pool_key(pool), ticket), Seat { context, granted_ms: None });
+    }
+
+    /// It waits no longer.
+    pub(crate) fn unseat(&mut self, pool: &str, ticket: u64) {
+        self.seats.remove(&(pool_key(pool), ticket));
+    }
+
+    /// The stream of a waiting request, unless it has left.
+    pub(crate) fn seated(&self, pool: u64, ticket: u64) -> Option<u32> {
+        self.seats.get(&(pool, ticket)).map(|seat| seat.context)
+    }
+
+    /// Whether any request of this VM waits.
+    pub(crate) fn has_waiters(&self) -> bool {
+        !self.seats.is_empty()
+    }
+
+    /// Gives slots to waiters, of any VM, that the snapshot in force has more of than the one before.
+    pub(crate) fn dispatch(&mut self, now_ms: u64) {
+        let Some(snapshot) = self.snapshot().filter(|_| self.serves) else { return };
+        for pool in &snapshot.pools {
+            let held = pool_state(&mut self.pools, self.id, &pool.name);
+            let change = held.row.dispatch(&mut Shared(&held.live_key), pool, now_ms);
+            self.changed(pool, change);
+        }
+    }
+
+    /// Looks after the requests that wait here: gives out what has come free unseen (an ejection is over), and tells who has
+    /// something to do. A slot is left to its wake-up, which is probably on its way, for [`WAKE_MS`].
+    pub(crate) fn due(&mut self, now_ms: u64) -> Vec<(u32, Due)> {
+        let mut due = Vec::new();
+        let Some(snapshot) = self.snapshot().filter(|_| self.has_waiters()) else { return due };
+        for place in 0..self.pools.len() {
+            let Some(PoolState { pool: name, key, live_key, row, .. }) = self.pools.get_mut(place) else { break };
+            if row.waiting() == 0 {
+                continue;
+            }
+            let (key, mut shared) = (*key, Shared(live_key));
+            let Some(pool) = snapshot.pools.iter().find(|pool| pool.name == *name) else {
+                due.extend(
+                    self.seats.iter().filter(|(seat, _)| seat.0 == key).map(|(_, seat)| (seat.context, Due::PoolGone)),
+                );
+                continue;
+            };
+            let change = row.dispatch(&mut shared, pool, now_ms);
+            let standing = row.standing(&mut shared, pool, now_ms);
+            if standing.iter().any(|own| own.standing == Standing::Lost) && row.rewrite(&mut shared).is_err() {
+                self.stats.unshared();
+            }
+            self.changed(pool, change);
+            for own in standing {
+                let Some(seat) = self.seats.get_mut(&(key, own.ticket)) else { continue };
+                match own.standing {
+                    Standing::Waiting | Standing::Lost => {}
+                    Standing::Granted if now_ms.saturating_sub(*seat.granted_ms.get_or_insert(now_ms)) < WAKE_MS => {}
+                    standing => {
+                        if standing == Standing::Granted {
+                            self.stats.late_wake();
+                        }
+                        due.push((seat.context, Due::Stands(standing)));
+                    }
+                }
+            }
+        }
+        due
     }
 
     /// Twice a second: flush the statistics, say that this VM lives, and where it holds the lease, do what one VM per
@@ -344,16 +462,33 @@ impl Vm {
         self.stats.gauge("weighbridge_snapshot_age_s", unix_ms.saturating_sub(since) / 1_000);
         let mut published = HashSet::new();
         for pool in &snapshot.pools {
-            let row = &pool_state(&mut self.pools, self.id, &pool.name).row;
-            let is_dead = |id| !beats.is_alive(id, now_ms);
-            let swept = row.sweep(&mut Shared(&live_key(&pool.name)), pool, is_dead, now_ms).result;
+            let held = pool_state(&mut self.pools, self.id, &pool.name);
+            let change = held.row.sweep(&mut Shared(&held.live_key), pool, |id| !beats.is_alive(id, now_ms), now_ms);
+            let swept = self.changed(pool, change);
+            let mut free = 0;
             for (endpoint, in_flight) in pool.endpoints.iter().zip(swept.in_flight) {
                 let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
                 self.stats.gauge(&name, in_flight.into());
                 published.insert(name);
+                if endpoint.state == State::Ready {
+                    free += u64::from(endpoint.cap.saturating_sub(in_flight));
+                }
+            }
+            let expected_ms = expected_wait_ms(free, swept.waiting, swept.releases_per_s, pool.admission.max_wait_ms);
+            for (family, value) in [
+                ("weighbridge_queue_depth", swept.waiting as u64),
+                ("weighbridge_queue_bytes", swept.waiting_bytes),
+                ("weighbridge_free_slots", free),
+                ("weighbridge_expected_wait_ms", expected_ms),
+            ] {
+                let name = format!("{family}.pool.{}", pool.name);
+                self.stats.gauge(&name, value);
+                published.insert(name);
             }
         }
-        self.stats.zero_gauges("weighbridge_in_flight.", &published);
+        for family in POOL_GAUGES {
+            self.stats.zero_gauges(family, &published);
+        }
     }
 }
 
@@ -362,8 +497,21 @@ fn in_force<'a>(snapshot: Option<&'a Snapshot>, then: &'a Pool) -> &'a Pool {
     snapshot.and_then(|snapshot| snapshot.pools.iter().find(|pool| pool.name == then.name)).unwrap_or(then)
 }
 
+/// Gauges whose pools and endpoints come and go.
+const POOL_GAUGES: [&str; 5] = [
+    "weighbridge_in_flight.",
+    "weighbridge_queue_depth.",
+    "weighbridge_queue_bytes.",
+    "weighbridge_free_slots.",
+    "weighbridge_expected_wait_ms.",
+];
+
 fn live_key(pool: &str) -> String {
     format!("live/{FORMAT}/{pool}")
+}
+
+fn pool_key(pool: &str) -> u64 {
+    EndpointKey::of("", pool).0
 }
 
 fn learnt_key(pool: &str) -> String {
@@ -385,6 +533,7 @@ fn pool_state<'a>(pools: &'a mut Vec<PoolState>, id: u64, pool: &str) -> &'a mut
         let learnt = host::shared_data(&learnt_key).0.map_or_else(Learnt::default, |bytes| Learnt::decode(&bytes));
         pools.push(PoolState {
             pool: pool.to_owned(),
+            key: pool_key(pool),
             live_key: live_key(pool),
             row: Row::new(id),
             learnt_key,

@@ -1,0 +1,37 @@
+//! Answers that come from here.
+
+use weighbridge_routing::api_error::ApiError;
+use weighbridge_routing::request::Style;
+
+use crate::host;
+
+/// Why a request goes no further, and what its client is told.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: ApiError,
+    /// The pool that refused; `none` when the request named no model that exists.
+    pub(crate) pool: String,
+    /// The word in the statistics.
+    pub(crate) reason: &'static str,
+}
+
+impl Refusal {
+    pub(crate) fn new(error: ApiError, pool: &str, reason: &'static str) -> Self {
+        Refusal { error, pool: pool.to_owned(), reason }
+    }
+}
+
+/// Answers the request of the effective context. At most once per request.
+pub(crate) fn send(error: &ApiError, style: Style, details: &str) {
+    let retry_after = error.retry_after_s.map(|seconds| seconds.to_string());
+    let mut headers = vec![("content-type", "application/json")];
+    if let Some(seconds) = &retry_after {
+        headers.push(("retry-after", seconds));
+    }
+    if error.status == 405 {
+        headers.push(("allow", "POST"));
+    }
+    if host::respond(error.status, details, &headers, &error.body(style)).is_err() {
+        host::log(host::Level::Error, "weighbridge: Envoy did not take an error answer");
+    }
+}
