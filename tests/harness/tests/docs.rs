@@ -182,7 +182,11 @@ fn the_table_of_errors_has_every_error() {
         ApiError::too_large(1),
         ApiError::refused(Refusal::TooLong { window: 1 }, "p", &ask, Shape::Chat),
         ApiError::refused(Refusal::AtCap, "p", &ask, Shape::Chat),
+        ApiError::refused(Refusal::QueueFull, "p", &ask, Shape::Chat),
         ApiError::refused(Refusal::NoEndpoint, "p", &ask, Shape::Chat),
+        ApiError::queue_timeout("p", 1, 1),
+        ApiError::pool_gone("p"),
+        ApiError::header("h", b"v", "e"),
         ApiError::not_configured(),
     ];
     for error in errors {
@@ -201,7 +205,7 @@ fn the_table_of_errors_has_every_error() {
 
 #[test]
 fn the_on_call_page_explains_every_reason() {
-    use Exclusion::{AtCap, Draining, Ejected, New, Probing, Reserved, Unhealthy, Window};
+    use Exclusion::{AtCap, Draining, Ejected, New, Prefill, Probing, Reserved, Unhealthy, Window};
     let page = std::fs::read_to_string(artifacts::root().join("docs/operations.md")).unwrap();
     let explained: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).flat_map(quoted).collect();
     let reasons = [
@@ -213,13 +217,15 @@ fn the_on_call_page_explains_every_reason() {
         Reason::Panic,
         Reason::Holder,
         Reason::Home,
+        Reason::Granted,
     ];
-    let refusals = [Refusal::AtCap, Refusal::NoEndpoint, Refusal::TooLong { window: 1 }];
-    for word in reasons.map(Reason::as_str).into_iter().chain(refusals.map(Refusal::as_str)) {
+    let refusals = [Refusal::AtCap, Refusal::QueueFull, Refusal::NoEndpoint, Refusal::TooLong { window: 1 }];
+    let ours = ["spill", "queue_timeout"];
+    for word in reasons.map(Reason::as_str).into_iter().chain(refusals.map(Refusal::as_str)).chain(ours) {
         assert!(explained.contains(&word), "{word} has no row");
     }
     let all: Vec<&str> = quoted(&page).collect();
-    for exclusion in [New, Probing, Draining, Unhealthy, Ejected, AtCap, Window, Reserved] {
+    for exclusion in [New, Probing, Draining, Unhealthy, Ejected, AtCap, Prefill, Window, Reserved] {
         assert!(all.contains(&exclusion.as_str()), "{exclusion:?} is not explained");
     }
 }

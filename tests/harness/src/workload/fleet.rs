@@ -25,6 +25,16 @@ const ENGINES: [(&str, [f64; 4], u64); 4] = [
 /// What each of them prefills per second.
 const PREFILL_TPS: f64 = 6_000.0;
 
+/// The machine of an engine of the fleet.
+#[must_use]
+pub fn profile(name: &str) -> Option<Profile> {
+    let (name, curve, kv_tokens) = ENGINES.iter().find(|(known, ..)| *known == name)?;
+    let points: Vec<(u32, f64)> = [1, 8, 16, 32].into_iter().zip(*curve).collect();
+    let mut profile = Profile::new(*name, &points);
+    (profile.prefill_tps, profile.kv_capacity_tokens) = (PREFILL_TPS, *kv_tokens);
+    Some(profile)
+}
+
 /// Who decides where a request goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
@@ -76,6 +86,14 @@ impl Fleet {
     /// # Errors
     /// When an engine or Envoy cannot be started.
     pub async fn start(policy: Policy, scale: f64) -> Result<Self> {
+        Self::start_with(policy, scale, |_| ()).await
+    }
+
+    /// Starts them, with a last change to the pool.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with(policy: Policy, scale: f64, edit: impl FnOnce(&mut wire::Pool)) -> Result<Self> {
         let speeds: Vec<f64> = ENGINES.iter().map(|(_, curve, _)| curve[2]).collect();
         let mut sorted = speeds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -83,10 +101,8 @@ impl Fleet {
         // As the prober would round them.
         let weights: Vec<f64> = speeds.iter().map(|speed| (speed / median * 100.0).round() / 100.0).collect();
         let (mut engines, mut endpoints) = (Vec::new(), Vec::new());
-        for ((name, curve, kv_tokens), weight) in ENGINES.iter().zip(&weights) {
-            let points: Vec<(u32, f64)> = [1, 8, 16, 32].into_iter().zip(*curve).collect();
-            let mut profile = Profile::new(*name, &points);
-            (profile.prefill_tps, profile.kv_capacity_tokens) = (PREFILL_TPS, *kv_tokens);
+        for ((name, _, kv_tokens), weight) in ENGINES.iter().zip(&weights) {
+            let profile = profile(name).context("an engine of the fleet")?;
             let config = EngineConfig {
                 name: (*name).into(),
                 model: MODEL.into(),
@@ -107,6 +123,7 @@ impl Fleet {
         let mut pool = pool(MODEL, endpoints);
         pool.median_tps = Some(median);
         pool.affinity.enabled = policy == Policy::Affinity;
+        edit(&mut pool);
         let envoy = match options(policy, snapshot(vec![pool])) {
             Some(options) => Some(Envoy::start(options).await?),
             None => None,
@@ -129,6 +146,18 @@ impl Fleet {
             targets.push(self.engines[place].addr());
         }
         Ok(targets)
+    }
+
+    /// The Envoy, where the policy has one.
+    #[must_use]
+    pub fn envoy(&self) -> Option<&Envoy> {
+        self.envoy.as_ref()
+    }
+
+    /// Each engine's weight, in their order.
+    #[must_use]
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
     }
 
     /// The share of prompt tokens that the engines found in their caches, by their own counters.

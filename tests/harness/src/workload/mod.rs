@@ -11,6 +11,6 @@ mod plan;
 mod run;
 
 pub use figures::Figures;
-pub use fleet::{Fleet, MODEL, Policy};
+pub use fleet::{Fleet, MODEL, Policy, profile};
 pub use plan::{Single, SinglesOptions, Talk, TalksOptions, Turn, singles, talks};
 pub use run::{run_singles, run_talks};

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod fleet;
+pub(crate) mod queue;
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;

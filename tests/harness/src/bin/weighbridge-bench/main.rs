@@ -6,6 +6,7 @@ mod multiturn;
 mod noreuse;
 mod output;
 mod overhead;
+mod overload;
 mod pair;
 mod stream;
 
@@ -31,6 +32,8 @@ enum Command {
     Noreuse(noreuse::Options),
     /// Envoy's memory over a million distinct prompts.
     Index(index::Options),
+    /// Three times as many requests as the fleet can serve: what those that are let in get, with and without admission.
+    Overload(overload::Options),
 }
 
 #[tokio::main]
@@ -42,5 +45,6 @@ async fn main() -> anyhow::Result<()> {
         Command::Multiturn(options) => multiturn::run(&options).await,
         Command::Noreuse(options) => noreuse::run(&options).await,
         Command::Index(options) => index::run(&options).await,
+        Command::Overload(options) => overload::run(&options).await,
     }
 }
