@@ -100,6 +100,10 @@ pub(super) fn why(record: &Record) -> Vec<String> {
             "It went to {picked}: it had {}{among}; another just like it had as few, and chance decided.",
             unit.least()
         ),
+        "granted" => format!("It went to {picked}: that had the first slot to come free that it could use."),
+        "lower_score" => format!("It went to {picked}: it had the lowest score{among}."),
+        "turn" => format!("It went to {picked}, whose turn it was."),
+        "chance" => format!("It went to {picked}, which was drawn by chance."),
         "panic" => format!(
             "It went to {picked} although that had been ejected after failures: every endpoint that could serve was ejected, so \
              ejections were ignored."
@@ -228,6 +232,7 @@ fn excluded_because(reason: &str) -> String {
         "unhealthy" => "health checks fail",
         "ejected" => "ejected after failures in a row, or still on trial after that",
         "at_cap" => "as many requests in flight as it may have",
+        "prefill" => "as many prompt tokens still to read as it may have at a time",
         "window" => "a context window too small for prompt and answer",
         "reserved" => "the last slots are kept for requests that only a window of that size can hold",
         other => return format!("left out as {:?}", plain(other)),
