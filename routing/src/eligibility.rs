@@ -16,7 +16,7 @@ pub struct Load {
     /// Requests in flight, over all VMs of this Envoy, and slots granted to waiters.
     pub in_flight: u32,
     /// Requests in flight there that this Envoy has not sent, as far as it has been told; see
-    /// [`Signals`](crate::signals::Signals).
+    /// [`Signals`].
     pub elsewhere: u32,
     /// Tokens that these requests still have to compute or generate, by estimate.
     pub pending_tokens: u32,
@@ -220,13 +220,15 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize
         survey
     };
     let full = |survey: &Survey| survey.any(Exclusion::AtCap) || survey.any(Exclusion::Prefill);
+    let hasty = ask.patience.max_wait_ms == 0;
     let mut survey = look(Ejections::Respect, Prefill::Respect);
-    if survey.is_empty() && survey.any(Exclusion::Prefill) && ask.patience.max_wait_ms == 0 {
+    if survey.is_empty() && survey.any(Exclusion::Prefill) && hasty {
         survey = look(Ejections::Respect, Prefill::Ignore);
     }
     // A stale verdict must not close the pool.
     if survey.is_empty() && survey.any(Exclusion::Ejected) && !full(&survey) {
-        survey = Survey { panic: true, ..look(Ejections::Ignore, Prefill::Respect) };
+        let prefill = if hasty { Prefill::Ignore } else { Prefill::Respect };
+        survey = Survey { panic: true, ..look(Ejections::Ignore, prefill) };
     }
     if ask.long_share > 0.0 {
         reserve(&mut survey, pool, loads, ask.long_share);
@@ -346,6 +348,26 @@ mod tests {
         let ask = |floor_tokens| Ask { prompt_tokens: 9_000, floor_tokens, ..Ask::default() };
         assert_eq!(survey(&pool, &[], &ask(6_000), |_| 0, 0).excluded, [Some(Exclusion::Window), None]);
         assert!(survey(&pool, &[], &ask(8_001), |_| 0, 0).is_empty());
+    }
+
+    #[test]
+    fn a_prefill_budget_delays_but_refuses_nothing() {
+        let pool = pool(&[None, None]);
+        let hasty = Ask { prompt_tokens: 9_000, ..Ask::default() };
+        let patient = Ask { patience: Patience { max_wait_ms: 1, ..Patience::default() }, ..hasty };
+        let computing = |prefill_tokens| Load { in_flight: 1, prefill_tokens, ..Load::default() };
+        let ejected = |load| Load { passive: Passive { ejected_until_ms: 9, ..Passive::default() }, ..load };
+        let with = |loads: [Load; 2], ask: &Ask, held| survey(&pool, &loads, ask, |_| held, 0);
+        let loads = [computing(9_000), computing(7_000)];
+        assert_eq!(with(loads, &hasty, 0).excluded, [Some(Exclusion::Prefill), None]);
+        assert_eq!(with(loads, &hasty, 2_000).excluded, [None, None]);
+        let loads = [computing(9_000), computing(9_000)];
+        assert_eq!(with(loads, &patient, 0).excluded, [Some(Exclusion::Prefill); 2]);
+        assert_eq!(with(loads, &hasty, 0).excluded, [None, None]);
+        let loads = [ejected(loads[0]), ejected(loads[1])];
+        assert_eq!((with(loads, &hasty, 0).excluded, with(loads, &hasty, 0).panic), (vec![None, None], true));
+        // A long one by itself may come however long it is.
+        assert_eq!(with([busy(1), busy(7)], &Ask { prompt_tokens: 90_000, ..hasty }, 0).excluded, [None, None]);
     }
 
     #[test]
