@@ -17,6 +17,8 @@ use serde_yaml_ng::Value;
 use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
+use crate::caps::Sizing;
+
 /// A checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -59,8 +61,10 @@ pub struct Probe {
     pub interval: Duration,
     /// How old a result may be that spares a burst at registration.
     pub keep: Duration,
-    /// The longest that one burst, or the long prompt, may take.
+    /// The longest that one burst, the long prompt, or one step of the sweep may take.
     pub timeout: Duration,
+    /// The most requests at once that a sweep of concurrency tries.
+    pub sweep_max: u32,
     /// Bounds of measured weights.
     pub clamp: Clamp,
 }
@@ -87,6 +91,8 @@ pub struct Pool {
     pub served_model: String,
     /// The endpoints that the file names.
     pub endpoints: Vec<Endpoint>,
+    /// How their caps are found.
+    pub sizing: Sizing,
 }
 
 /// One endpoint as written, in the file or in a registration.
@@ -102,6 +108,8 @@ pub struct Endpoint {
     pub launch_args: Option<String>,
     /// Context window in tokens, when written.
     pub context_window: Option<u32>,
+    /// The most requests at once, when written.
+    pub max_in_flight: Option<u32>,
 }
 
 /// One wrong value.

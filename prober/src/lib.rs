@@ -5,6 +5,7 @@
 //! - [`registry`]: the fleet and the snapshot that follows from it (pure).
 //! - [`service`]: the one place where the fleet changes and is published.
 //! - [`scheduler`], [`probe`]: when to measure, and how.
+//! - [`caps`]: how many requests an endpoint may have at once (pure).
 //! - [`watch`], [`engine`], [`envoy_admin`]: what engines and Envoys say of themselves.
 //! - [`members`]: who belongs to the fleet.
 //! - [`store`]: what survives a restart.
@@ -14,6 +15,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod api;
+pub mod caps;
 pub mod config;
 pub mod decisions;
 pub mod engine;

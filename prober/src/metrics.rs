@@ -9,6 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry as Metrics;
 
+use weighbridge_routing::snapshot::wire::State;
+
 use crate::api::word;
 use crate::service::{Service, now_ms};
 
@@ -30,6 +32,11 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let throughput = family("throughput_tps", "Tokens per second of the measurement in force");
     let prefill = family("prefill_tps", "Prompt tokens per second of the measurement in force");
     let age = family("measurement_age_seconds", "Age of the measurement in force");
+    let cap = family("cap", "The most requests that the filters let an endpoint have at once");
+    let cap_source = family("cap_source", "1 for where the cap in force comes from: hand, measured or weight");
+    let knee = family("cap_knee", "The cap that the last sweep of concurrency gave");
+    let capacity = family("pool_capacity", "Sum of the caps of the endpoints that take traffic");
+    let headroom = family("pool_headroom", "Slots of them that the engines' own counts leave free");
     let state = family("state", "1 for the state in force");
     let pinned = family("pinned", "1 where an operator has set the weight");
     let healthy = family("healthy", "1 where the health checks succeed");
@@ -65,7 +72,13 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             set(&weight, verdict.weight.get());
             set(&pinned, f64::from(u8::from(endpoint.pin.is_some())));
             set(&healthy, f64::from(u8::from(endpoint.health.healthy)));
-            set(&alarm, f64::from(u8::from(endpoint.alarm.is_some())));
+            set(&alarm, f64::from(u8::from(endpoint.alarms().is_some())));
+            set(&cap, verdict.cap.into());
+            let source = ("source", verdict.cap_source.as_str().to_owned());
+            cap_source.get_or_create(&[labels.clone(), vec![source]].concat()).set(1.0);
+            if let Some(measured) = &endpoint.measured {
+                set(&knee, measured.knee().concurrency.into());
+            }
             let mut with_state = labels.clone();
             with_state.push(("state", verdict.state.as_str().to_owned()));
             state.get_or_create(&with_state).set(1.0);
@@ -82,6 +95,17 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             if let Some(count) = endpoint.signals.waiting {
                 set(&waiting, count as f64);
             }
+        }
+        for pool in registry.pools() {
+            let ready = registry.endpoints().iter().filter_map(|(id, endpoint)| {
+                let verdict = verdicts.get(id.as_str()).filter(|verdict| verdict.state == State::Ready)?;
+                let busy = endpoint.signals.running.unwrap_or(0) + endpoint.signals.waiting.unwrap_or(0);
+                (endpoint.pool == pool.wire.name).then_some((u64::from(verdict.cap), busy))
+            });
+            let labels = vec![("pool", pool.wire.name.clone())];
+            let total = |slots: fn((u64, u64)) -> u64| ready.clone().map(slots).sum::<u64>() as f64;
+            capacity.get_or_create(&labels).set(total(|(cap, _)| cap));
+            headroom.get_or_create(&labels).set(total(|(cap, busy)| cap.saturating_sub(busy)));
         }
         let published = registry.published().map_or(0, |published| published.version);
         version.get_or_create(&Vec::new()).set(published as f64);

@@ -13,14 +13,18 @@
 //! = prompt tokens, as `usage` reports them, / wall time. That includes one decode step and the HTTP round trip, some
 //! percent of the second or so that 8,192 tokens take. The prompt is at most half of the context window. An engine that
 //! refuses it, or does not answer in time, has its throughput all the same, and an unknown prefill speed.
+//!
+//! At last, where the pool's caps are measured, the [`sweep`] of concurrency.
 
 mod prompt;
+mod sweep;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
 
+use crate::caps::Curve;
 use crate::config::Probe;
 use crate::engine::{Client, EngineError};
 
@@ -57,6 +61,8 @@ pub struct Bursts {
     pub throughput_tps: f64,
     /// Prefill speed, or why it is unknown; `None` when it was not to be measured.
     pub prefill_tps: Option<Result<f64, String>>,
+    /// Throughput over concurrency, or why it is unknown; `None` when it was not to be measured.
+    pub curve: Option<Result<Curve, String>>,
 }
 
 /// What is measured.
@@ -68,6 +74,8 @@ pub struct Target<'a> {
     pub model: &'a str,
     /// Its context window in tokens, where known.
     pub window: Option<u32>,
+    /// Whether throughput is to be measured over concurrency.
+    pub sweep: bool,
 }
 
 /// Whether it matters what else the engine runs.
@@ -96,20 +104,30 @@ pub async fn measure(
         settle(client, target.engine).await?;
     }
     let throughput_tps = burst(2).await?;
-    let tokens = prefill_tokens(settings, target.window);
-    if tokens == 0 {
-        return Ok(Bursts { warmup_tps, throughput_tps, prefill_tps: None });
-    }
+    let prefill_tps = match prefill_tokens(settings, target.window) {
+        0 => None,
+        tokens => Some(read_speed(client, target, settings, company, (round, tokens)).await?),
+    };
+    let curve = if target.sweep { Some(sweep::sweep(client, target, settings, company, round).await?) } else { None };
+    Ok(Bursts { warmup_tps, throughput_tps, prefill_tps, curve })
+}
+
+/// The prefill speed, or why it is unknown.
+async fn read_speed(
+    client: &Client,
+    target: Target<'_>,
+    settings: &Probe,
+    company: Company,
+    (round, tokens): (u64, u32),
+) -> Result<Result<f64, String>, ProbeError> {
     if company == Company::Refused {
         settle(client, target.engine).await?;
     }
-    let prefill_tps =
-        match prefill(client, target, settings, company, &prompt::long(tokens, round, target.engine)).await {
-            // Somebody came while it was measured: that is true of the whole probe.
-            Err(disturbed @ ProbeError::Disturbed(_)) => return Err(disturbed),
-            result => result.map_err(|error| error.to_string()),
-        };
-    Ok(Bursts { warmup_tps, throughput_tps, prefill_tps: Some(prefill_tps) })
+    match prefill(client, target, settings, company, &prompt::long(tokens, round, target.engine)).await {
+        // Somebody came while it was measured: that is true of the whole probe.
+        Err(disturbed @ ProbeError::Disturbed(_)) => Err(disturbed),
+        result => Ok(result.map_err(|error| error.to_string())),
+    }
 }
 
 /// How long the long prompt is to be, in tokens: never more than half of the window.
@@ -130,9 +148,9 @@ async fn burst(
     });
     let all = async {
         let usages = try_join_all(requests).await?;
-        Ok(usages.iter().map(|usage| usage.completion_tokens).sum())
+        Ok(usages.iter().map(|usage| usage.completion_tokens).sum::<u64>())
     };
-    timed(all, client, target.engine, settings, company).await
+    speed(timed(all, client, target.engine, settings, company).await?)
 }
 
 async fn prefill(
@@ -147,30 +165,31 @@ async fn prefill(
         usage.prompt_tokens.ok_or_else(|| EngineError::Http("no usage.prompt_tokens in the answer".into()))
     };
     let settings = Probe { concurrency: 1, ..*settings };
-    timed(one, client, target.engine, &settings, company).await
+    speed(timed(one, client, target.engine, &settings, company).await?)
 }
 
-/// Tokens per second of what `work` counts, which sends `settings.concurrency` requests.
-async fn timed(
-    work: impl Future<Output = Result<u64, EngineError>>,
+/// Tokens per second.
+fn speed((tokens, elapsed_s): (u64, f64)) -> Result<f64, ProbeError> {
+    if tokens == 0 { Err(ProbeError::Nothing) } else { Ok(tokens as f64 / elapsed_s) }
+}
+
+/// What comes of `work`, which sends `settings.concurrency` requests, and how many seconds it took.
+async fn timed<T>(
+    work: impl Future<Output = Result<T, EngineError>>,
     client: &Client,
     engine: SocketAddr,
     settings: &Probe,
     company: Company,
-) -> Result<f64, ProbeError> {
+) -> Result<(T, f64), ProbeError> {
     let start = Instant::now();
-    let tokens = tokio::select! {
+    let done = tokio::select! {
         done = work => done?,
         disturbed = watch(client, engine, settings.concurrency.into()), if company == Company::Refused => {
             return Err(disturbed);
         }
         () = tokio::time::sleep(settings.timeout) => return Err(ProbeError::Timeout(settings.timeout)),
     };
-    let elapsed = start.elapsed().as_secs_f64();
-    if tokens == 0 || elapsed <= 0.0 {
-        return Err(ProbeError::Nothing);
-    }
-    Ok(tokens as f64 / elapsed)
+    Ok((done, start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)))
 }
 
 /// Waits until the engine's gauges have seen the end of a burst.

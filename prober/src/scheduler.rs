@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::caps::Mode;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Outcome, ProbeKind, ProbeRecord, Subject};
 use crate::service::{Demand, Service, now_ms};
@@ -145,8 +146,18 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     let record = record(*kind, result);
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
-            let ProbeRecord { warmup_tps, prefill_tps, prefill_error, .. } = &record;
-            tracing::info!(endpoint = id, throughput_tps = tps, warmup_tps, prefill_tps, prefill_error, "measured");
+            let ProbeRecord { warmup_tps, prefill_tps, prefill_error, sweep_error, .. } = &record;
+            let steps = record.curve.as_ref().map(|curve| curve.steps().len());
+            tracing::info!(
+                endpoint = id,
+                throughput_tps = tps,
+                warmup_tps,
+                prefill_tps,
+                prefill_error,
+                steps,
+                sweep_error,
+                "measured"
+            );
         }
         (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
     }
@@ -169,21 +180,29 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
 fn record(kind: ProbeKind, result: Result<Bursts, String>) -> ProbeRecord {
     let empty = ProbeRecord::empty(kind, now_ms());
     match result {
-        Ok(Bursts { warmup_tps, throughput_tps, prefill_tps }) => {
-            let (prefill_tps, prefill_error) = match prefill_tps {
-                None => (None, None),
-                Some(Ok(tps)) => (Some(tps), None),
-                Some(Err(why)) => (None, Some(why)),
-            };
+        Ok(Bursts { warmup_tps, throughput_tps, prefill_tps, curve }) => {
+            let (prefill_tps, prefill_error) = either(prefill_tps);
+            let (curve, sweep_error) = either(curve);
             ProbeRecord {
                 warmup_tps: Some(warmup_tps),
                 throughput_tps: Some(throughput_tps),
                 prefill_tps,
                 prefill_error,
+                curve,
+                sweep_error,
                 ..empty
             }
         }
         Err(error) => ProbeRecord { error: Some(error), ..empty },
+    }
+}
+
+/// What was found, and why it was not.
+fn either<T>(found: Option<Result<T, String>>) -> (Option<T>, Option<String>) {
+    match found {
+        None => (None, None),
+        Some(Ok(value)) => (Some(value), None),
+        Some(Err(why)) => (None, Some(why)),
     }
 }
 
@@ -214,8 +233,12 @@ impl Drop for Unmark<'_> {
 
 async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, ProbeError> {
     let settings = &service.config.probe;
-    let window = service.read(|registry| registry.get(&job.id).ok().and_then(|endpoint| endpoint.context_window()));
-    let target = Target { engine: job.subject.address, model, window };
+    let (window, sweep) = service.read(|registry| {
+        let endpoint = registry.get(&job.id).ok();
+        let sweep = endpoint.is_some_and(|endpoint| endpoint.sizing.mode == Mode::Measured);
+        (endpoint.and_then(|endpoint| endpoint.context_window()), sweep)
+    });
+    let target = Target { engine: job.subject.address, model, window, sweep };
     let company = if job.force { Company::Accepted } else { Company::Refused };
     let mut tries = 1;
     loop {

@@ -93,6 +93,8 @@ async fn wrong_registrations_are_refused_by_name() {
         ("address", json!("no-such-host.invalid:80")),
         ("pool", json!("none")),
         ("context_window", json!(0)),
+        ("max_in_flight", json!(0)),
+        ("max_in_flight", json!("many")),
         ("node", json!(7)),
     ] {
         let mut body = endpoint("e", 9);

@@ -116,7 +116,7 @@ fn settings() -> Probe {
 
 async fn probe(process: &Process, settings: Probe) -> Result<weighbridge_prober::probe::Bursts, ProbeError> {
     let client = Client::new().unwrap();
-    let target = Target { engine: process.address, model: "m", window: Some(1_000) };
+    let target = Target { engine: process.address, model: "m", window: Some(1_000), sweep: false };
     measure(&client, target, &settings, Company::Refused, 7).await
 }
 

@@ -35,6 +35,9 @@ pub struct Registration {
     /// Tokens; what the engine tells when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_window: Option<u32>,
+    /// The most requests at once; measured, or by weight, when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_in_flight: Option<u32>,
 }
 
 impl Registration {
@@ -42,8 +45,8 @@ impl Registration {
     #[must_use]
     pub fn into_parts(self) -> (String, config::Endpoint) {
         let node = self.node.unwrap_or_else(|| self.id.clone());
-        let Registration { pool, id, address, launch_args, context_window, .. } = self;
-        (pool, config::Endpoint { id, address, node, launch_args, context_window })
+        let Registration { pool, id, address, launch_args, context_window, max_in_flight, .. } = self;
+        (pool, config::Endpoint { id, address, node, launch_args, context_window, max_in_flight })
     }
 }
 
@@ -63,7 +66,7 @@ pub(super) async fn list(State(service): State<Arc<Service>>) -> Json<EndpointLi
     )
 }
 
-/// One endpoint with its probe history.
+/// One endpoint with its probe history, its curve, and what serving says of that.
 #[utoipa::path(get, path = "/v1/endpoints/{id}",
     responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
 pub(super) async fn one(
@@ -71,7 +74,7 @@ pub(super) async fn one(
     Path(id): Path<String>,
 ) -> Result<Json<EndpointView>, ApiError> {
     service
-        .read(|registry| EndpointView::one(registry, &id).map(|view| view.with_history(registry)))
+        .read(|registry| EndpointView::one(registry, &id).map(|view| view.in_full(registry)))
         .map(Json)
         .ok_or_else(|| RegistryError::NoEndpoint(id).into())
 }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
-use weighbridge_routing::weight::cap;
 
+use crate::caps::{Measured, Step, observed};
 use crate::engine::Signals;
 use crate::registry::{Endpoint, ProbeRecord, Registry, Verdict, WeightSource};
 use crate::service::now_ms;
@@ -30,7 +30,10 @@ pub(super) struct EndpointView {
     measured_at: Option<String>,
     pin: Option<PinView>,
     drain: Option<DrainView>,
+    /// The most requests that the filters let it have at once.
     max_in_flight: u32,
+    /// `hand`, `measured` or `weight`
+    cap_source: &'static str,
     /// Tokens
     context_window: Option<u32>,
     /// Tokens that the KV cache holds, where the engine tells.
@@ -40,9 +43,55 @@ pub(super) struct EndpointView {
     health: HealthView,
     signals: SignalsView,
     alarm: Option<String>,
+    /// Throughput over concurrency as the last sweep measured it; only where one endpoint is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    curve: Option<Vec<StepView>>,
+    /// Where on it a measured cap begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    knee: Option<KneeView>,
+    /// What serving says of the curve since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    observed: Option<Vec<PointView>>,
     /// Probes, newest last; only where one endpoint is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<Vec<ProbeView>>,
+}
+
+/// One step of a sweep.
+#[derive(Debug, Serialize, ToSchema)]
+struct StepView {
+    /// Requests at once.
+    concurrency: u32,
+    /// Completion tokens of all of them per second.
+    throughput_tps: f64,
+    /// Completion tokens of one of them per second of its own time; the median.
+    per_request_tps: f64,
+    /// Time to the first token; the median.
+    ttft_ms: Option<f64>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct KneeView {
+    /// Requests at once.
+    concurrency: u32,
+    /// What decided: `throughput` (nine tenths of the best are enough), `floor`, or `below_floor` (one request alone is too
+    /// slow already).
+    bound: String,
+    /// The floor: `admission.min_tps` of the pool.
+    min_tps: f64,
+}
+
+/// Windows of serving at about the same concurrency.
+#[derive(Debug, Serialize, ToSchema)]
+struct PointView {
+    /// Mean running count.
+    concurrency: f64,
+    /// Tokens per second, as the engine counts them.
+    throughput_tps: f64,
+    /// The same against the curve.
+    ratio: f64,
+    /// How many windows.
+    windows: u64,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -92,6 +141,9 @@ pub(super) struct ProbeView {
     /// Why that is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_error: Option<String>,
+    /// Why the sweep of concurrency gave no curve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sweep_error: Option<String>,
     /// A kept result spared the bursts.
     reused: bool,
     error: Option<String>,
@@ -116,6 +168,7 @@ impl From<&ProbeRecord> for ProbeView {
             throughput_tps: record.throughput_tps,
             prefill_tps: record.prefill_tps,
             prefill_error: record.prefill_error.clone(),
+            sweep_error: record.sweep_error.clone(),
             reused: record.reused,
             error: record.error.clone(),
         }
@@ -135,8 +188,29 @@ impl From<&Signals> for SignalsView {
     }
 }
 
+impl From<&Step> for StepView {
+    fn from(step: &Step) -> Self {
+        let Step { concurrency, throughput_tps, per_request_tps, ttft_ms } = *step;
+        StepView { concurrency, throughput_tps, per_request_tps, ttft_ms }
+    }
+}
+
+impl From<&Measured> for KneeView {
+    fn from(measured: &Measured) -> Self {
+        let knee = measured.knee();
+        KneeView { concurrency: knee.concurrency, bound: word(&knee.bound), min_tps: measured.min_tps() }
+    }
+}
+
+impl From<observed::Point> for PointView {
+    fn from(point: observed::Point) -> Self {
+        let observed::Point { concurrency, throughput_tps, ratio, windows } = point;
+        PointView { concurrency, throughput_tps, ratio, windows }
+    }
+}
+
 impl EndpointView {
-    fn new(id: &str, endpoint: &Endpoint, verdict: Verdict, base_cap: u32) -> Self {
+    fn new(id: &str, endpoint: &Endpoint, verdict: Verdict) -> Self {
         EndpointView {
             id: id.to_owned(),
             pool: endpoint.pool.clone(),
@@ -162,7 +236,8 @@ impl EndpointView {
                 .drain
                 .as_ref()
                 .map(|drain| DrainView { reason: drain.reason.clone(), since: time(drain.at_ms) }),
-            max_in_flight: cap(base_cap, verdict.weight),
+            max_in_flight: verdict.cap,
+            cap_source: verdict.cap_source.as_str(),
             context_window: endpoint.context_window(),
             kv_tokens: endpoint.kv_tokens,
             epoch: endpoint.epoch.value,
@@ -172,7 +247,10 @@ impl EndpointView {
                 last_error: endpoint.health.last_error.clone(),
             },
             signals: (&endpoint.signals).into(),
-            alarm: endpoint.alarm.clone(),
+            alarm: endpoint.alarms(),
+            curve: None,
+            knee: None,
+            observed: None,
             history: None,
         }
     }
@@ -185,26 +263,27 @@ impl EndpointView {
             .iter()
             .filter_map(|(id, endpoint)| {
                 let verdict = *verdicts.get(id.as_str())?;
-                Some(Self::new(id, endpoint, verdict, base_cap(registry, &endpoint.pool)))
+                Some(Self::new(id, endpoint, verdict))
             })
             .collect()
     }
 
-    /// One endpoint, without its history.
+    /// One endpoint, without what only [`Self::in_full`] adds.
     pub(super) fn one(registry: &Registry, id: &str) -> Option<Self> {
         let endpoint = registry.get(id).ok()?;
         let verdict = *registry.verdicts().get(id)?;
-        Some(Self::new(id, endpoint, verdict, base_cap(registry, &endpoint.pool)))
+        Some(Self::new(id, endpoint, verdict))
     }
 
-    /// The same with its history.
-    pub(super) fn with_history(mut self, registry: &Registry) -> Self {
-        self.history = registry.get(&self.id).ok().map(|endpoint| endpoint.history.iter().map(Into::into).collect());
+    /// The same with its history and its curve.
+    pub(super) fn in_full(mut self, registry: &Registry) -> Self {
+        let Ok(endpoint) = registry.get(&self.id) else { return self };
+        self.history = Some(endpoint.history.iter().map(Into::into).collect());
+        let curve = endpoint.kept.as_ref().and_then(|kept| kept.measurement.curve.as_ref());
+        self.curve = curve.map(|curve| curve.steps().iter().map(Into::into).collect());
+        self.knee = endpoint.measured.as_ref().map(Into::into);
+        let observed = endpoint.measured.as_ref().map(Measured::observed);
+        self.observed = observed.map(|observed| observed.points().into_iter().map(Into::into).collect());
         self
     }
-}
-
-fn base_cap(registry: &Registry, pool: &str) -> u32 {
-    let pool = registry.pools().iter().find(|known| known.wire.name == pool);
-    pool.map_or(0, |pool| pool.wire.admission.base_cap)
 }

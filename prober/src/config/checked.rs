@@ -10,6 +10,7 @@ use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, S
 use weighbridge_routing::weight::{Clamp, Weight};
 
 use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
+use crate::caps::Sizing;
 
 /// Collects errors while values are checked.
 #[derive(Default)]
@@ -114,6 +115,7 @@ fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {
         prefill,
         "64 to 131072, or 0 for no such request",
     );
+    check.that((1..=4096).contains(&raw.sweep_max), "probe.sweep_max", raw.sweep_max, "1 to 4096");
     let [least, most] = raw.clamp;
     let clamp = match (Weight::try_new(least), Weight::try_new(most)) {
         (Ok(least), Ok(most)) => Clamp::new(least, most),
@@ -132,6 +134,7 @@ fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {
         interval: check.duration("probe.interval", &raw.interval, Duration::from_secs(1)),
         keep: check.duration("probe.keep", &raw.keep, Duration::ZERO),
         timeout: check.duration("probe.timeout", &raw.timeout, Duration::from_millis(100)),
+        sweep_max: raw.sweep_max,
         clamp: clamp?,
     })
 }
@@ -156,6 +159,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
             node,
             launch_args: raw.launch_args,
             context_window: raw.context_window,
+            max_in_flight: raw.max_in_flight,
         };
         check.0.extend(endpoint.check(&format!("{place}.")));
         check.that(ids.insert(endpoint.id.clone()), format!("{place}.id"), &endpoint.id, "an id that is used once");
@@ -164,6 +168,13 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         check.that(new, format!("{place}.address"), &endpoint.address, expected);
         endpoints.push(endpoint);
     }
+    let sizing = Sizing { mode: raw.admission.cap, min_tps: raw.admission.min_tps };
+    check.that(
+        (0.0..=10_000.0).contains(&sizing.min_tps),
+        field("admission.min_tps"),
+        sizing.min_tps,
+        "tokens per second from 0, which is no floor, to 10000",
+    );
     let admission = admission(&field, raw.admission, check);
     let wire = wire::Pool {
         name: raw.name,
@@ -175,7 +186,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         admission,
         ..wire::Pool::default()
     };
-    Pool { wire, served_model, endpoints }
+    Pool { wire, served_model, endpoints, sizing }
 }
 
 /// The longest that a request may wait.
@@ -306,6 +317,7 @@ impl Endpoint {
             "at most 4096 bytes",
         );
         check.that(self.context_window != Some(0), field("context_window"), 0, "a number from 1, or nothing");
+        check.that(self.max_in_flight != Some(0), field("max_in_flight"), 0, "a number from 1, or nothing");
         check.0
     }
 }

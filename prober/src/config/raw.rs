@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use weighbridge_routing::snapshot::wire;
 
+use crate::caps::{Mode, Sizing};
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Config {
@@ -111,6 +113,7 @@ pub(super) struct Probe {
     pub(super) interval: String,
     pub(super) keep: String,
     pub(super) timeout: String,
+    pub(super) sweep_max: u32,
     pub(super) clamp: [f64; 2],
 }
 
@@ -123,6 +126,7 @@ impl Default for Probe {
             interval: "6h".into(),
             keep: "6h".into(),
             timeout: "120s".into(),
+            sweep_max: 256,
             clamp: [0.25, 8.0],
         }
     }
@@ -191,6 +195,8 @@ impl Default for Policy {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Admission {
     pub(super) base_cap: u32,
+    pub(super) cap: Mode,
+    pub(super) min_tps: f64,
     pub(super) queue: u32,
     pub(super) queue_bytes: String,
     pub(super) max_wait: String,
@@ -202,10 +208,13 @@ pub(super) struct Admission {
 
 impl Default for Admission {
     fn default() -> Self {
+        let Sizing { mode: cap, min_tps } = Sizing::default();
         let wire::Admission { base_cap, queue, prefill_budget_tokens, fairness, spill_to, .. } =
             wire::Admission::default();
         Admission {
             base_cap,
+            cap,
+            min_tps,
             queue,
             queue_bytes: "64MiB".into(),
             max_wait: "30s".into(),
@@ -225,4 +234,5 @@ pub(super) struct Endpoint {
     pub(super) node: Option<String>,
     pub(super) launch_args: Option<String>,
     pub(super) context_window: Option<u32>,
+    pub(super) max_in_flight: Option<u32>,
 }

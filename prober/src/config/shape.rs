@@ -66,6 +66,7 @@ static FILE: Kind = Kind::Section(&[
             field("interval", Kind::Duration),
             field("keep", Kind::Duration),
             field("timeout", Kind::Duration),
+            field("sweep_max", Kind::Count),
             field("clamp", Kind::Bounds),
         ]),
     ),
@@ -105,6 +106,8 @@ static POOL: Kind = Kind::Section(&[
         "admission",
         Kind::Section(&[
             field("base_cap", Kind::Count),
+            field("cap", Kind::Word(&["weight", "measured"])),
+            field("min_tps", Kind::Number),
             field("queue", Kind::Count),
             field("queue_bytes", Kind::Size),
             field("max_wait", Kind::Duration),
@@ -123,6 +126,7 @@ static ENDPOINT: Kind = Kind::Section(&[
     field("node", Kind::Text),
     field("launch_args", Kind::Text),
     field("context_window", Kind::Count),
+    field("max_in_flight", Kind::Count),
 ]);
 
 impl Kind {

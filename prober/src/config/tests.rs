@@ -2,6 +2,7 @@
 
 use super::checked::{is_address, size};
 use super::*;
+use crate::caps::Mode;
 
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
@@ -12,6 +13,8 @@ fn the_example_is_valid_and_has_the_documented_defaults() {
     assert_eq!(config.probe.interval, Duration::from_secs(6 * 3600));
     let short = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
     assert_eq!(short.probe.concurrency, config.probe.concurrency);
+    assert_eq!((short.probe.sweep_max, short.pools[0].sizing), (256, Sizing::default()));
+    assert_eq!((config.probe.sweep_max, config.pools[0].sizing), (256, Sizing::default()));
     assert_eq!((short.probe.prefill_tokens, config.probe.prefill_tokens), (8192, 8192));
     assert_eq!((&short.pools[0].wire.affinity, &short.filter), (&config.pools[0].wire.affinity, &config.filter));
     assert_eq!((short.api_listen.port(), short.xds_listen.port()), (7070, 7071));
@@ -83,7 +86,7 @@ api: {listen: "127.0.0.1:0", token_file: t}
 xds: {listen: "127.0.0.1:0"}
 filter: {wasm: w, max_body: 4096, client_headers: [priority, max-wait, explain], prefix_bytes: 0}
 store: {path: s, redis: null}
-probe: {concurrency: 1, tokens: 2, prefill_tokens: 64, interval: 1h, keep: 2h, timeout: 3s, clamp: [1, 2.5]}
+probe: {concurrency: 1, tokens: 2, prefill_tokens: 64, interval: 1h, keep: 2h, timeout: 3s, sweep_max: 8, clamp: [1, 2.5]}
 health: {interval: 1s, timeout: 1s, unhealthy_after: 1, healthy_after: 2}
 signals: {interval: 1s}
 envoy_admin: ["http://127.0.0.1:9901/"]
@@ -94,12 +97,14 @@ pools:
   adapters: [lora]
   policy: {name: least_pending_tokens, choices: all}
   affinity: {enabled: false, cold: hash, k: 2, max_share: 0.25, kv_tokens: 5000000000, prefill_tps: 9000}
-  admission: {base_cap: 8, queue: 10, max_wait: 1s}
-  endpoints: [{id: e, address: "h:1", node: n, launch_args: "-x", context_window: 4096}]
+  admission: {base_cap: 8, cap: measured, min_tps: 12.5, queue: 10, max_wait: 1s}
+  endpoints: [{id: e, address: "h:1", node: n, launch_args: "-x", context_window: 4096, max_in_flight: 3}]
 "#,
     )
     .unwrap();
     assert_eq!((config.filter.max_body, config.filter.prefix_bytes, config.probe.prefill_tokens), (4096, 0, 64));
+    assert_eq!(config.pools[0].sizing, Sizing { mode: Mode::Measured, min_tps: 12.5 });
+    assert_eq!((config.probe.sweep_max, config.pools[0].endpoints[0].max_in_flight), (8, Some(3)));
     let pool = &config.pools[0].wire;
     assert_eq!(
         (pool.adapters.as_slice(), pool.policy.name.as_str()),
@@ -122,19 +127,19 @@ fn unknown_fields_wrong_types_and_wrong_values_are_told_at_once_and_each_once() 
         r#"
 apis: {}
 filter: {prefix_bytes: many, max_body: [1]}
-probe: {interval: 6, clamp: [1], prefill_tokens: 7, tokens: -1}
+probe: {interval: 6, clamp: [1], prefill_tokens: 7, tokens: -1, sweep_max: 0}
 signals: none
 3: x
 pools:
 - {name: 7, models: [m, 8], policy: {name: best, choices: 0, choice: 2}, adapters: [x], wieght: 3}
 - models: {}
   affinity: {cold: warm, k: -1, max_share: 2, kv_tokens: 0, prefill_tps: 0, hot: 1}
-  admission: {base_cap: 0}
+  admission: {base_cap: 0, cap: guessed, min_tps: -1}
   endpoints:
   - {id: a, adress: "h:1"}
   - b
   - {id: c, address: "h:2"}
-  - {id: c, address: "h:2", context_window: big}
+  - {id: c, address: "h:2", context_window: big, max_in_flight: 0}
 - {name: q, models: [m]}
 "#,
     );
@@ -154,12 +159,14 @@ pools:
         "pools[1].models is a section: expected a list",
         "pools[1].affinity.hot is unknown: ",
         "pools[1].affinity.cold is \"warm\": expected policy or hash",
+        "pools[1].admission.cap is \"guessed\": expected weight or measured",
         "pools[1].endpoints[0].adress is unknown: expected one of id, address, node, launch_args, context_window",
         "pools[1].endpoints[0].address is missing: ",
         "pools[1].endpoints[1] is \"b\": expected a section with id, address",
         "pools[1].endpoints[3].context_window is \"big\": expected a whole number",
         "filter.prefix_bytes is \"many\": expected a size",
         "probe.prefill_tokens is \"7\": expected 64 to",
+        "probe.sweep_max is \"0\": expected 1 to 4096",
         "pools[0].policy.name is \"best\": ",
         "pools[0].policy.choices is \"0\": ",
         "pools[0].adapters is \"x\": ",
@@ -167,6 +174,8 @@ pools:
         "pools[1].affinity.max_share is \"2\": ",
         "pools[1].affinity.kv_tokens is \"0\": ",
         "pools[1].affinity.prefill_tps is \"0\": ",
+        "pools[1].admission.min_tps is \"-1\": expected tokens per second from 0",
+        "pools[1].endpoints[3].max_in_flight is \"0\": expected a number from 1",
         "pools[1].admission.base_cap is \"0\": ",
         "pools[1].endpoints[3].id is \"c\": expected an id that is used once",
         "pools[1].endpoints[3].address is \"h:2\": expected an address that no other endpoint of the pool has",

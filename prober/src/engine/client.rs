@@ -1,9 +1,10 @@
 //! Asking an engine, directly and never through the gateway.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use weighbridge_routing::response::{Kind, Watcher};
 
 use super::{EngineError, Props, Signals, parse};
 
@@ -20,6 +21,17 @@ pub struct Usage {
     pub prompt_tokens: Option<u64>,
     /// Tokens generated.
     pub completion_tokens: u64,
+}
+
+/// A streamed answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Streamed {
+    /// What it cost.
+    pub usage: Usage,
+    /// From sending to the first token; `None` when the engine answered in one piece.
+    pub first_token: Option<Duration>,
+    /// From sending to the last byte.
+    pub took: Duration,
 }
 
 /// The largest answer that is read, in bytes.
@@ -86,27 +98,75 @@ impl Client {
         prompt: &str,
         tokens: u32,
     ) -> Result<Usage, EngineError> {
-        let body = serde_json::json!({
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": false,
-        });
-        let path = "/v1/chat/completions";
-        let response = self.http.post(format!("http://{engine}{path}")).json(&body).send().await?;
-        let answer: Value = serde_json::from_slice(&read(response, path).await?)
-            .map_err(|error| EngineError::Http(format!("{path}: {error}")))?;
+        let body = chat(model, prompt, tokens);
+        let response = self.http.post(format!("http://{engine}{CHAT}")).json(&body).send().await?;
+        let answer: Value = serde_json::from_slice(&read(response, CHAT).await?)
+            .map_err(|error| EngineError::Http(format!("{CHAT}: {error}")))?;
         let count = |name| answer.get("usage")?.get(name)?.as_u64();
         Ok(Usage {
             prompt_tokens: count("prompt_tokens"),
             completion_tokens: count("completion_tokens")
-                .ok_or_else(|| EngineError::Http(format!("{path}: no usage.completion_tokens in the answer")))?,
+                .ok_or_else(|| EngineError::Http(format!("{CHAT}: no usage.completion_tokens in the answer")))?,
         })
+    }
+
+    /// The same as a stream.
+    ///
+    /// # Errors
+    /// When there is no such answer, or an error inside it.
+    pub async fn stream(
+        &self,
+        engine: SocketAddr,
+        model: &str,
+        prompt: &str,
+        tokens: u32,
+    ) -> Result<Streamed, EngineError> {
+        let mut body = chat(model, prompt, tokens);
+        body["stream"] = true.into();
+        body["stream_options"] = serde_json::json!({"include_usage": true});
+        let start = Instant::now();
+        let mut response = self.http.post(format!("http://{engine}{CHAT}")).json(&body).send().await?;
+        if !response.status().is_success() {
+            let status = response.status();
+            // An error that cannot be read to its end is one all the same.
+            return Err(read(response, CHAT).await.err().unwrap_or_else(|| EngineError::Http(status.to_string())));
+        }
+        let kind = response.headers().get("content-type").and_then(|value| Kind::of_content_type(value.as_bytes()));
+        let mut watcher = Watcher::new(kind.unwrap_or(Kind::Sse));
+        let mut first_token = None;
+        while let Some(chunk) = response.chunk().await? {
+            watcher.feed(&chunk);
+            if first_token.is_none() && kind != Some(Kind::Json) && watcher.facts().first_token {
+                first_token = Some(start.elapsed());
+            }
+        }
+        watcher.finish();
+        let (took, facts) = (start.elapsed(), watcher.facts());
+        if facts.error {
+            return Err(EngineError::Http(format!("{CHAT}: an error inside the stream")));
+        }
+        let completion_tokens = facts.completion_tokens;
+        let completion_tokens = completion_tokens
+            .ok_or_else(|| EngineError::Http(format!("{CHAT}: no usage.completion_tokens in the stream")))?;
+        Ok(Streamed { usage: Usage { prompt_tokens: facts.prompt_tokens, completion_tokens }, first_token, took })
     }
 
     async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {
         let response = self.http.get(format!("http://{engine}{path}")).timeout(timeout).send().await?;
         Ok(String::from_utf8_lossy(&read(response, path).await?).into_owned())
     }
+}
+
+/// Where chat completions are asked for.
+const CHAT: &str = "/v1/chat/completions";
+
+/// A request for exactly `tokens` tokens: vLLM honours `min_tokens` and `ignore_eos`, llama.cpp only the latter.
+fn chat(model: &str, prompt: &str, tokens: u32) -> Value {
+    serde_json::json!({
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": true, "temperature": 0, "stream": false,
+    })
 }
 
 /// The body of a 2xx answer.

@@ -8,7 +8,7 @@ mod client;
 mod props;
 mod signals;
 
-pub use client::{Client, Usage};
+pub use client::{Client, Streamed, Usage};
 pub use props::Props;
 pub use signals::{Brand, Signals, parse};
 

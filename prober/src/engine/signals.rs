@@ -27,6 +27,9 @@ pub struct Signals {
     pub kv_usage: Option<f64>,
     /// Tokens that its KV cache holds.
     pub kv_tokens: Option<u64>,
+    /// Tokens that it has generated since it started.
+    #[serde(skip)]
+    pub generated_tokens: Option<u64>,
     /// When they were read, Unix ms.
     pub at_ms: Option<u64>,
     /// Why the last scrape gave nothing.
@@ -72,6 +75,9 @@ pub fn parse(text: &str) -> Signals {
             }
             "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
                 signals.kv_usage = Some(signals.kv_usage.unwrap_or(0.0).max(value));
+            }
+            "vllm:generation_tokens_total" | "sglang:generation_tokens_total" | "llamacpp:tokens_predicted_total" => {
+                add(&mut signals.generated_tokens, value);
             }
             "sglang:max_total_num_tokens" if value >= 1.0 => add(&mut signals.kv_tokens, value),
             "process_start_time_seconds" => signals.started_s = Some(value),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use weighbridge_routing::weight::Weight;
 
 use super::epoch::Epoch;
+use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
 use crate::config;
 use crate::engine::{Loss, Signals};
 
@@ -37,16 +38,29 @@ pub struct Drain {
     pub at_ms: u64,
 }
 
-/// The throughput of a warmed burst.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The throughput of a warmed burst, and what was measured after it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Completion tokens per second.
     pub throughput_tps: f64,
     /// Prompt tokens per second, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_tps: Option<f64>,
+    /// Throughput over concurrency, where it was swept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub curve: Option<Curve>,
+    /// Why the last sweep gave none; a curve beside it is from one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sweep_error: Option<String>,
     /// When.
     pub measured_at_ms: u64,
+}
+
+impl Measurement {
+    /// Whether it has everything that a pool with this sizing wants to know.
+    pub(super) fn is_complete(&self, sizing: Sizing) -> bool {
+        sizing.mode == Mode::Weight || self.curve.is_some() || self.sweep_error.is_some()
+    }
 }
 
 /// What was measured last on an endpoint, and for which (node, model, launch arguments).
@@ -94,6 +108,10 @@ pub struct ProbeRecord {
     pub prefill_tps: Option<f64>,
     /// Why that is unknown; the rest of the result counts all the same.
     pub prefill_error: Option<String>,
+    /// Throughput over concurrency.
+    pub curve: Option<Curve>,
+    /// Why that is unknown, though it was to be measured; the rest of the result counts all the same.
+    pub sweep_error: Option<String>,
     /// A kept result spared the bursts.
     pub reused: bool,
     /// Why there is no result.
@@ -111,6 +129,8 @@ impl ProbeRecord {
             throughput_tps: None,
             prefill_tps: None,
             prefill_error: None,
+            curve: None,
+            sweep_error: None,
             reused: false,
             error: None,
         }
@@ -174,6 +194,10 @@ pub struct Endpoint {
     pub leaving_at_ms: Option<u64>,
     /// The measurement in force, with its key.
     pub kept: Option<Kept>,
+    /// How its pool finds caps.
+    pub sizing: Sizing,
+    /// The cap that was measured, where the pool wants that.
+    pub measured: Option<Measured>,
     /// Whether the registration probe is done (or was spared).
     pub registered: bool,
     /// A burst runs or is about to.
@@ -192,7 +216,7 @@ pub struct Endpoint {
     pub discovered_window: Option<u32>,
     /// The launch arguments, or what the engine tells that stands for them; `None` until it has been asked.
     pub fingerprint: Option<String>,
-    /// What is wrong, for people.
+    /// What is wrong with its last probe, for people.
     pub alarm: Option<String>,
     /// Probes, newest last.
     pub history: VecDeque<ProbeRecord>,
@@ -210,6 +234,45 @@ impl Endpoint {
     #[must_use]
     pub fn context_window(&self) -> Option<u32> {
         self.written.context_window.or(self.discovered_window)
+    }
+
+    /// Puts a measurement in force, and the cap that follows from it. What serving has said of the same curve stays.
+    pub(super) fn keep(&mut self, kept: Option<Kept>) {
+        let curve = kept.as_ref().and_then(|kept| kept.measurement.curve.as_ref());
+        let curve = curve.filter(|_| self.sizing.mode == Mode::Measured);
+        if self.measured.as_ref().map(Measured::curve) != curve {
+            self.measured = curve.map(|curve| Measured::new(curve.clone(), self.sizing.min_tps));
+        }
+        self.kept = kept;
+    }
+
+    /// What its signals say about its curve; `true` when its cap has moved.
+    pub(super) fn observe(&mut self) -> bool {
+        let Some(measured) = &mut self.measured else { return false };
+        let Signals { running, generated_tokens, at_ms, .. } = self.signals;
+        match (running, generated_tokens, at_ms) {
+            // A burst of ours says again what the sweep has said.
+            (Some(running), Some(tokens), Some(at_ms)) if !self.probing => {
+                measured.take(Reading { at_ms, running, tokens })
+            }
+            _ => {
+                measured.interrupt();
+                false
+            }
+        }
+    }
+
+    /// Everything that is wrong with it, for people.
+    #[must_use]
+    pub fn alarms(&self) -> Option<String> {
+        let swept = self.kept.as_ref().filter(|_| self.sizing.mode == Mode::Measured);
+        let sweep = swept.and_then(|kept| kept.measurement.sweep_error.as_deref()).map(|why| {
+            let cap = if self.measured.is_some() { "stays as measured before" } else { "follows the weight" };
+            format!("the last sweep of concurrency failed: {why}; the cap {cap}")
+        });
+        let floor = self.measured.as_ref().and_then(Measured::alarm);
+        let all: Vec<String> = self.alarm.clone().into_iter().chain(sweep).chain(floor).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     pub(super) fn known(&self) -> bool {

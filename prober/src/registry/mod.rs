@@ -183,19 +183,22 @@ impl Registry {
             known.registered = false;
             return Ok(Registered::Changed);
         }
+        let pool_sizing = self.pools.iter().find(|known| known.wire.name == pool).map(|pool| pool.sizing);
         let members = self.endpoints.values().filter(|endpoint| endpoint.pool == pool).count();
         if members >= MAX_ENDPOINTS_PER_POOL {
             return Err(RegistryError::TooMany(pool.to_owned()));
         }
         let id = written.id.clone();
-        let endpoint = Endpoint {
+        let mut endpoint = Endpoint {
             pool: pool.to_owned(),
             address,
             origin,
             pin: self.memory.pins.get(&id).cloned(),
             drain: self.memory.drains.get(&id).cloned(),
             leaving_at_ms: None,
-            kept: self.memory.last.get(&id).cloned(),
+            kept: None,
+            sizing: pool_sizing.unwrap_or_default(),
+            measured: None,
             registered: false,
             probing: false,
             not_before_ms: 0,
@@ -209,6 +212,7 @@ impl Registry {
             history: VecDeque::new(),
             written,
         };
+        endpoint.keep(self.memory.last.get(&id).cloned());
         self.endpoints.insert(id, endpoint);
         Ok(Registered::New)
     }
@@ -242,13 +246,21 @@ impl Registry {
         endpoint.registered = true;
         let kept = match (record.throughput_tps, now.key) {
             (Some(throughput_tps), Some(key)) => {
-                let measurement =
-                    Measurement { throughput_tps, prefill_tps: record.prefill_tps, measured_at_ms: record.at_ms };
-                self.memory.results.insert(key.clone(), measurement);
+                // A sweep that failed does not take away the curve that it was to replace.
+                let before = endpoint.kept.as_ref().filter(|kept| kept.key == key && record.sweep_error.is_some());
+                let before = before.and_then(|kept| kept.measurement.curve.clone());
+                let measurement = Measurement {
+                    throughput_tps,
+                    prefill_tps: record.prefill_tps,
+                    curve: record.curve.clone().or(before),
+                    sweep_error: record.sweep_error.clone(),
+                    measured_at_ms: record.at_ms,
+                };
+                self.memory.results.insert(key.clone(), measurement.clone());
                 endpoint.alarm = None;
                 endpoint.not_before_ms = 0;
                 let kept = Kept { key, measurement };
-                endpoint.kept = Some(kept.clone());
+                endpoint.keep(Some(kept.clone()));
                 Some(kept)
             }
             _ => {

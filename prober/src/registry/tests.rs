@@ -1,5 +1,7 @@
 //! The rules of the registry.
 
+mod caps;
+
 use weighbridge_routing::snapshot::wire::State;
 use weighbridge_routing::weight::Weight;
 
@@ -22,6 +24,7 @@ fn add(registry: &mut Registry, id: &str, args: &str) -> Registered {
         node: id.into(),
         launch_args: Some(args.into()),
         context_window: None,
+        max_in_flight: None,
     };
     let address = "10.0.0.1:80".parse().unwrap();
     let registered = registry.register("p", written, address, Origin::Api).unwrap();

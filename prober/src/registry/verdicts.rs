@@ -7,6 +7,7 @@ use weighbridge_routing::snapshot::wire::{self, State};
 use weighbridge_routing::weight::{Weight, cap, median, weights};
 
 use super::{Endpoint, Registry};
+use crate::caps::{CapSource, Measured};
 
 /// A version is a time in ms; one that is further ahead than this is no time.
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
@@ -30,6 +31,10 @@ pub struct Verdict {
     pub weight: Weight,
     /// Where that comes from.
     pub source: WeightSource,
+    /// The most requests that it may have at once.
+    pub cap: u32,
+    /// Where that comes from.
+    pub cap_source: CapSource,
     /// Its state.
     pub state: State,
 }
@@ -58,7 +63,9 @@ impl Registry {
                     (None, Some(weight)) => (weight, WeightSource::Default),
                     (None, None) => (Weight::ONE, WeightSource::Default),
                 };
-                verdicts.insert(*id, Verdict { weight, source, state: state(id, endpoint, &members) });
+                let (cap, cap_source) = cap_of(endpoint, pool.wire.admission.base_cap, weight);
+                let state = state(id, endpoint, &members);
+                verdicts.insert(*id, Verdict { weight, source, cap, cap_source, state });
             }
         }
         verdicts
@@ -70,8 +77,9 @@ impl Registry {
         let mut pools: Vec<wire::Pool> = self.pools.iter().map(|pool| pool.wire.clone()).collect();
         for pool in &mut pools {
             let members = self.endpoints.iter().filter(|(_, endpoint)| endpoint.pool == pool.name);
-            let measured = members.clone().filter_map(|(_, endpoint)| Some(endpoint.kept.as_ref()?.measurement));
-            pool.median_tps = median(measured.map(|measurement| measurement.throughput_tps)).map(rounded);
+            let measured =
+                members.clone().filter_map(|(_, endpoint)| Some(endpoint.kept.as_ref()?.measurement.throughput_tps));
+            pool.median_tps = median(measured).map(rounded);
             pool.endpoints = members
                 .filter_map(|(id, endpoint)| {
                     let verdict = verdicts.get(id.as_str())?;
@@ -79,7 +87,7 @@ impl Registry {
                         id: id.clone(),
                         address: endpoint.address.to_string(),
                         weight: verdict.weight.get().into(),
-                        cap: Some(cap(pool.admission.base_cap, verdict.weight)),
+                        cap: Some(verdict.cap),
                         context_window: endpoint.context_window(),
                         prefill_tps: endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps).map(rounded),
                         kv_tokens: endpoint.kv_tokens,
@@ -102,6 +110,15 @@ impl Registry {
         let snapshot = wire::Snapshot { format: 1, version, filter: self.filter.clone(), pools };
         self.published = Some(snapshot.clone());
         Some(snapshot)
+    }
+}
+
+/// By hand, else measured, else by weight.
+fn cap_of(endpoint: &Endpoint, base_cap: u32, weight: Weight) -> (u32, CapSource) {
+    match (endpoint.written.max_in_flight, endpoint.measured.as_ref().map(Measured::cap)) {
+        (Some(written), _) => (written, CapSource::Hand),
+        (None, Some(measured)) => (measured, CapSource::Measured),
+        (None, None) => (cap(base_cap, weight), CapSource::Weight),
     }
 }
 

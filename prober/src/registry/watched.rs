@@ -1,6 +1,6 @@
 //! What watching an endpoint tells: health checks, metrics, and what the engine says it is.
 
-use super::endpoint::{Kept, Outcome, ProbeKind, ProbeRecord};
+use super::endpoint::{Kept, Measurement, Outcome, ProbeKind, ProbeRecord};
 use super::epoch::Epoch;
 use super::{Endpoint, Registry};
 use crate::config;
@@ -88,7 +88,7 @@ impl Registry {
     pub fn scraped(&mut self, id: &str, result: Result<Signals, EngineError>, now_ms: u64) -> Seen {
         let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
         let before = std::mem::take(&mut endpoint.signals);
-        let (mut restarted, mut resized) = (false, false);
+        let (mut restarted, mut resized, mut read) = (false, false, false);
         endpoint.signals = match result {
             Ok(signals) => {
                 restarted = live(endpoint, |epoch| epoch.told(signals.started_s));
@@ -97,6 +97,7 @@ impl Registry {
                 }
                 resized = signals.kv_tokens.is_some() && signals.kv_tokens != endpoint.kv_tokens;
                 endpoint.kv_tokens = signals.kv_tokens.or(endpoint.kv_tokens);
+                read = true;
                 Signals { at_ms: Some(now_ms), ..signals }
             }
             Err(error @ EngineError::Status { .. }) => {
@@ -104,8 +105,9 @@ impl Registry {
             }
             Err(error) => Signals { error: Some(error.to_string()), ..before },
         };
+        let moved = read && endpoint.observe();
         let unidentified = endpoint.fingerprint.is_none();
-        Seen { verdict: false, publish: restarted || resized, restarted, unidentified }
+        Seen { verdict: false, publish: restarted || resized || moved, restarted, unidentified }
     }
 
     /// The engine has said what it is. A kept result for the same (node, model, launch arguments) that is younger than
@@ -122,22 +124,26 @@ impl Registry {
         if endpoint.registered && endpoint.kept.as_ref().is_none_or(|kept| kept.key == key) {
             return;
         }
-        let result = self.memory.results.get(&key).copied();
+        let result = self.memory.results.get(&key).cloned();
         if endpoint.kept.as_ref().is_some_and(|kept| kept.key != key) {
-            endpoint.kept = None;
+            endpoint.keep(None);
         }
         endpoint.registered = false;
         endpoint.not_before_ms = 0;
-        if let Some(measurement) = result.filter(|m| now_ms.saturating_sub(m.measured_at_ms) < keep_ms) {
-            endpoint.kept = Some(Kept { key, measurement });
+        let young = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) < keep_ms;
+        let sizing = endpoint.sizing;
+        if let Some(measurement) = result.filter(|result| young(result) && result.is_complete(sizing)) {
             endpoint.registered = true;
             endpoint.alarm = None;
             endpoint.push(ProbeRecord {
                 throughput_tps: Some(measurement.throughput_tps),
                 prefill_tps: measurement.prefill_tps,
+                curve: measurement.curve.clone(),
+                sweep_error: measurement.sweep_error.clone(),
                 reused: true,
                 ..ProbeRecord::empty(ProbeKind::Registration, now_ms)
             });
+            endpoint.keep(Some(Kept { key, measurement }));
             let pool = endpoint.pool.clone();
             self.count(pool, ProbeKind::Registration, Outcome::Reused);
         }

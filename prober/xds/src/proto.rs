@@ -24,6 +24,9 @@ use crate::{CLUSTER_HEADER, EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER};
 const STRIPPED: [&str; 5] =
     [HOST_HEADER, CLUSTER_HEADER, "x-weighbridge-explain", "x-weighbridge-priority", "x-weighbridge-max-wait-ms"];
 
+/// What a client does not get to see of an engine: only the filter says who answered and why.
+const STRIPPED_OF_ANSWERS: [&str; 2] = ["x-weighbridge-endpoint", "x-weighbridge-decision"];
+
 /// Where an Envoy gets a cluster's endpoints from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EndpointSource {
@@ -136,7 +139,8 @@ fn override_host() -> Any {
     })
 }
 
-/// HTTP/1.1, and an upstream filter that takes our headers off after the load balancer has read them.
+/// HTTP/1.1, and an upstream filter that takes our headers off: a request's after the load balancer has read them, an
+/// answer's before the filter adds its own.
 fn protocol_options() -> Any {
     let remove = |header: &str| mutation::HeaderMutation {
         action: Some(mutation::header_mutation::Action::Remove(header.into())),
@@ -144,6 +148,7 @@ fn protocol_options() -> Any {
     let strip = header_mutation::HeaderMutation {
         mutations: Some(header_mutation::Mutations {
             request_mutations: STRIPPED.map(remove).to_vec(),
+            response_mutations: STRIPPED_OF_ANSWERS.map(remove).to_vec(),
             ..Default::default()
         }),
         ..Default::default()
