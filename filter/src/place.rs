@@ -10,7 +10,7 @@ use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::request::wish::{self, WrongHeader};
 use weighbridge_routing::request::{Request, Shape};
 use weighbridge_routing::route::Refusal as Why;
-use weighbridge_routing::snapshot::{ClientHeaders, Pool, Snapshot, State};
+use weighbridge_routing::snapshot::{Canary, ClientHeaders, Pool, Snapshot, State};
 use weighbridge_routing::window::Need;
 
 use crate::answer::Refusal;
@@ -23,6 +23,8 @@ use crate::waiting::Waiting;
 
 /// Filter state that holds the decision record.
 pub(crate) const DECISION_STATE: &str = "weighbridge.decision";
+
+const REQUEST_ID_HEADER: &str = "x-request-id";
 
 /// Tokens that the conversation behind a `previous_response_id` is taken for, since only its engine knows it: enough to
 /// be worth the largest allowance.
@@ -133,6 +135,7 @@ impl Wanted {
             (need, learnt.long_share(), learnt.bytes_per_token())
         });
         let mut ask = need.ask(long_share);
+        ask.id_hash = id_hash(pool);
         ask.patience = Patience {
             max_wait_ms: wish.max_wait_ms.min(pool.admission.max_wait_ms),
             priority: wish.priority,
@@ -209,6 +212,13 @@ pub(crate) fn begin(mut placed: Placed) -> Result<Box<Placed>, Refusal> {
     }
     placed.count();
     Ok(Box::new(placed))
+}
+
+/// What decides whether a canary policy takes the request; not looked at where there is none, since a header costs a host
+/// call.
+fn id_hash(pool: &Pool) -> Option<u64> {
+    pool.canary.as_ref()?;
+    host::header(Headers::Request, REQUEST_ID_HEADER).map(|id| Canary::hash(&id))
 }
 
 /// Looks for who holds the prompt's prefix.

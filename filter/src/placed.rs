@@ -91,7 +91,10 @@ impl Placed {
     /// Counts it in the statistics.
     pub(crate) fn count(&self) {
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
-            vm::with(|vm| vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, self.reason()));
+            vm::with(|vm| {
+                vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, self.reason());
+                vm.count_policies(pool, &self.admitted.pick);
+            });
         }
     }
 

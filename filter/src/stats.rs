@@ -75,6 +75,27 @@ impl Stats {
         self.count(result, pool_key(pool), || format!("weighbridge_prefix_lookups.pool.{pool}.result.{result}"));
     }
 
+    /// What the shadow policy would have done: `load_difference` is how many requests per weight fewer (or, below 0, more)
+    /// the endpoint that it would have chosen has; summed in thousandths.
+    pub(crate) fn shadow(&mut self, pool: &str, agrees: bool, load_difference: f64) {
+        let result = if agrees { "agree" } else { "differ" };
+        self.count(result, pool_key(pool), || format!("weighbridge_shadow_decisions.pool.{pool}.result.{result}"));
+        let result = if load_difference < 0.0 { "higher" } else { "lower" };
+        // Saturates.
+        let thousandths = (load_difference.abs() * 1_000.0).round() as u64;
+        if thousandths > 0 {
+            self.add(result, pool_key(pool), thousandths, || {
+                format!("weighbridge_shadow_load_milli.pool.{pool}.result.{result}")
+            });
+        }
+    }
+
+    /// Which of a pool's two policies had a request, where it has a canary.
+    pub(crate) fn canary(&mut self, pool: &str, canary: bool) {
+        let result = if canary { "canary" } else { "main" };
+        self.count(result, pool_key(pool), || format!("weighbridge_canary_requests.pool.{pool}.result.{result}"));
+    }
+
     /// An endpoint that was ejected.
     pub(crate) fn ejection(&mut self, pool: &str, endpoint: &str, key: EndpointKey) {
         self.count("ejection", key.0 ^ pool_key(pool), || {
@@ -172,7 +193,7 @@ impl Stats {
             }
             Waiting { id: host::define_metric(Metric::Counter, &name), values: 0 }
         });
-        waiting.values += by;
+        waiting.values = waiting.values.saturating_add(by);
     }
 }
 

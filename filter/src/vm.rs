@@ -16,6 +16,7 @@ use weighbridge_routing::live::{
 };
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
+use weighbridge_routing::route::Pick;
 use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError, State};
 
 use crate::calls::{self, Calls};
@@ -253,6 +254,16 @@ impl Vm {
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.leave(&mut Shared(&held.live_key), now, ticket, now_ms);
         self.changed(pool, change)
+    }
+
+    /// Counts what policies beside the pool's own had to do with a request that was given to an endpoint.
+    pub(crate) fn count_policies(&mut self, pool: &Pool, pick: &Pick) {
+        if pool.canary.is_some() {
+            self.stats.canary(&pool.name, pick.canary);
+        }
+        if let Some(shadow) = &pick.shadow {
+            self.stats.shadow(&pool.name, shadow.chosen == pick.chosen(), shadow.load_difference);
+        }
     }
 
     /// Moves a request's count to the endpoint that it really went to.

@@ -15,11 +15,12 @@ pub mod sample;
 
 use crate::eligibility::{Ask, Exclusion, Load, Survey};
 use crate::live::{Admitted, row::Refused};
-use crate::snapshot::{Policy, Pool};
+use crate::route::{EXPLAINED, Pick};
+use crate::snapshot::Pool;
 use json::Json;
 
 /// Candidates written out in one record.
-pub const MAX_CANDIDATES: usize = 16;
+pub const MAX_CANDIDATES: usize = EXPLAINED;
 
 /// Holders of a prefix written out in one record.
 pub const MAX_HOLDERS: usize = 8;
@@ -129,6 +130,8 @@ pub struct PrefixRecord<'a> {
     pub holders: Vec<&'a str>,
     /// Tokens of that prefix.
     pub matched_tokens: u64,
+    /// Tokens of the longest known prefix, where that is longer but no endpoint that holds it could take the request; else 0.
+    pub out_of_reach_tokens: u64,
     /// Of these, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
     /// How much fuller than the freest a holder could be, in requests per weight.
@@ -147,7 +150,7 @@ pub struct QueueRecord {
 }
 
 /// What a second policy said of the same request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShadowRecord<'a> {
     /// Which.
     pub policy: &'static str,
@@ -155,6 +158,10 @@ pub struct ShadowRecord<'a> {
     pub picked: Option<&'a str>,
     /// Whether its pick counted (a canary) or was only compared.
     pub routed: bool,
+    /// See [`Shadow::load_difference`](crate::route::Shadow::load_difference); absent for a canary.
+    pub load_difference: Option<f64>,
+    /// See [`Shadow::cost_difference`](crate::route::Shadow::cost_difference); absent for a canary.
+    pub cost_difference: Option<f64>,
 }
 
 /// How it ended.
@@ -184,14 +191,6 @@ pub struct ResultRecord<'a> {
     pub tried: Vec<&'a str>,
     /// What Envoy says of an answer that is not the engine's, or not whole (`%RESPONSE_CODE_DETAILS%`).
     pub details: Option<String>,
-}
-
-/// The policy's word in records and configurations.
-fn word(policy: Policy) -> &'static str {
-    match policy {
-        Policy::P2c => "p2c",
-        Policy::LeastPendingTokens => "least_pending_tokens",
-    }
 }
 
 /// Places of the endpoints that are written out: these first, then others in the pool's order.
@@ -225,16 +224,30 @@ impl<'a> Decision<'a> {
         let prefix = pick.affinity.as_ref().map(|affinity| PrefixRecord {
             holders: holders.iter().filter_map(name).collect(),
             matched_tokens: affinity.matched_tokens,
+            out_of_reach_tokens: affinity.out_of_reach_tokens,
             missing_tokens: affinity.missing_tokens,
             allowance: hundredths(affinity.allowance),
         });
+        let shadow = if pick.canary {
+            let (policy, picked) = (pick.policy, name(&pick.chosen()));
+            Some(ShadowRecord { policy, picked, routed: true, load_difference: None, cost_difference: None })
+        } else {
+            pick.shadow.as_ref().map(|shadow| ShadowRecord {
+                policy: shadow.policy,
+                picked: name(&shadow.chosen),
+                routed: false,
+                load_difference: Some(shadow.load_difference),
+                cost_difference: Some(shadow.cost_difference),
+            })
+        };
         let shown = shown(pool.endpoints.len(), &[&[pick.chosen()], &pick.drawn, &pick.hosts, holders]);
         Decision {
             reason: pick.reason.as_str(),
             picked: name(&pick.chosen()),
             hosts,
             prefix,
-            ..Self::of(pool, snapshot, ask, loads, &pick.survey, &pick.drawn, &shown)
+            shadow,
+            ..Self::of(pool, snapshot, ask, loads, &pick.survey, Some(pick), &shown)
         }
     }
 
@@ -243,7 +256,7 @@ impl<'a> Decision<'a> {
     pub fn refused(pool: &'a Pool, snapshot: u64, ask: &Ask, refused: &Refused) -> Self {
         let Refused { refusal, survey, loads, .. } = refused;
         let shown = shown(pool.endpoints.len(), &[]);
-        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, &[], &shown) }
+        Decision { reason: refusal.as_str(), ..Self::of(pool, snapshot, ask, loads, survey, None, &shown) }
     }
 
     fn of(
@@ -252,31 +265,34 @@ impl<'a> Decision<'a> {
         ask: &Ask,
         loads: &[Load],
         survey: &Survey,
-        drawn: &[usize],
+        pick: Option<&Pick>,
         shown: &[usize],
     ) -> Self {
         let record = |index: &usize| {
             let endpoint = pool.endpoints.get(*index)?;
             let load = loads.get(*index).copied().unwrap_or_default();
+            let terms = pick.and_then(|pick| pick.terms.iter().find(|(of, _)| of == index)).map(|(_, terms)| terms);
             Some(CandidateRecord {
                 id: &endpoint.id,
                 weight: endpoint.weight.get(),
                 in_flight: load.total(),
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
-                load: hundredths(f64::from(load.compared(pool.policy)) / endpoint.weight.get()),
-                drawn: drawn.contains(index),
+                load: hundredths(f64::from(pool.policy.carried(&load)) / endpoint.weight.get()),
+                drawn: pick.is_some_and(|pick| pick.drawn.contains(index)),
                 excluded: survey.excluded.get(*index).copied().flatten().map(Exclusion::as_str),
                 elsewhere: load.elsewhere,
-                score: None,
-                terms: Vec::new(),
+                score: terms.map(|terms| terms.total() as f64 / 1_000.0),
+                terms: terms.map_or_else(Vec::new, |terms| {
+                    terms.iter().map(|(term, value)| (term.as_str(), value as f64 / 1_000.0)).collect()
+                }),
             })
         };
         Decision {
             time_ms: 0,
             pool: &pool.name,
             snapshot,
-            policy: word(pool.policy),
+            policy: pool.policy.name(),
             reason: "",
             picked: None,
             hosts: Vec::new(),
@@ -381,13 +397,13 @@ impl CandidateRecord<'_> {
             json.number("elsewhere", self.elsewhere.into());
         }
         if let Some(score) = self.score {
-            json.hundredths("score", score);
+            json.thousandths("score", score);
         }
         if !self.terms.is_empty() {
             json.key("terms");
             json.open('{');
             for (term, value) in &self.terms {
-                json.hundredths(term, *value);
+                json.thousandths(term, *value);
             }
             json.close('}');
         }
@@ -405,6 +421,12 @@ impl ShadowRecord<'_> {
         if self.routed {
             json.yes("routed");
         }
+        for (key, difference) in [("load_difference", self.load_difference), ("cost_difference", self.cost_difference)]
+        {
+            if let Some(difference) = difference {
+                json.thousandths(key, difference);
+            }
+        }
         json.close('}');
     }
 }
@@ -414,6 +436,9 @@ impl PrefixRecord<'_> {
         json.open('{');
         json.texts("holders", &self.holders);
         json.number("matched_tokens", self.matched_tokens);
+        if self.out_of_reach_tokens > 0 {
+            json.number("out_of_reach_tokens", self.out_of_reach_tokens);
+        }
         json.number("missing_tokens", self.missing_tokens);
         json.hundredths("allowance", self.allowance);
         json.close('}');
@@ -512,12 +537,23 @@ mod tests {
         let terms = vec![("active", 1_000.0), ("throughput", -3.0)];
         full.candidates[0] = CandidateRecord { elsewhere: 2, score: Some(997.0), terms, ..candidate("a") };
         full.omitted = Omitted { endpoints: 3, excluded: vec![(Exclusion::AtCap, 2)] };
-        full.prefix =
-            Some(PrefixRecord { holders: vec!["a"], matched_tokens: 8_000, missing_tokens: 0, allowance: 7.6 });
+        full.prefix = Some(PrefixRecord {
+            holders: vec!["a"],
+            matched_tokens: 8_000,
+            out_of_reach_tokens: 9_000,
+            missing_tokens: 0,
+            allowance: 7.6,
+        });
         full.queue = Some(QueueRecord { ticket: 90, position: 3, wait_ms: 1_200 });
         full.spilled_from = Some("other");
         full.signals = Some("stale");
-        full.shadow = Some(ShadowRecord { policy: "score", picked: Some("b"), routed: true });
+        full.shadow = Some(ShadowRecord {
+            policy: "score",
+            picked: Some("b"),
+            routed: true,
+            load_difference: Some(-0.5),
+            cost_difference: Some(107.046),
+        });
         full.result = Some(ResultRecord {
             endpoint: Some("a"),
             status: 200,
@@ -550,9 +586,9 @@ mod tests {
                 {"id": "b", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "excluded": "at_cap"},
             ],
             "omitted": 3, "omitted_excluded": {"at_cap": 2}, "prompt_tokens": 8_100, "output_tokens": 128,
-            "prefix": {"holders": ["a"], "matched_tokens": 8_000, "missing_tokens": 0, "allowance": 7.6},
+            "prefix": {"holders": ["a"], "matched_tokens": 8_000, "out_of_reach_tokens": 9_000, "missing_tokens": 0, "allowance": 7.6},
             "queue": {"ticket": 90, "position": 3, "wait_ms": 1_200}, "spilled_from": "other", "signals": "stale",
-            "shadow": {"policy": "score", "picked": "b", "routed": true},
+            "shadow": {"policy": "score", "picked": "b", "routed": true, "load_difference": -0.5, "cost_difference": 107.046},
             "result": {"endpoint": "a", "status": 200, "attempts": 2, "ttft_ms": 40, "duration_ms": 900, "prompt_tokens": 8_090,
                 "cached_tokens": 8_000, "completion_tokens": 64, "finish": "stop", "error": true, "tried": ["b", "a"],
                 "details": "downstream_remote_disconnect"},
@@ -625,10 +661,26 @@ mod tests {
     fn admitted(pool: &Pool, chosen: usize, drawn: Vec<usize>, holders: Vec<usize>) -> Admitted {
         let loads =
             vec![Load { in_flight: u32::MAX, pending_tokens: u32::MAX, ..Load::default() }; pool.endpoints.len()];
-        let affinity = Affinity { holders, matched_tokens: u64::MAX, missing_tokens: u64::MAX, allowance: 1e9 };
+        let affinity = Affinity {
+            holders,
+            matched_tokens: u64::MAX,
+            out_of_reach_tokens: 0,
+            missing_tokens: u64::MAX,
+            allowance: 1e9,
+        };
         let survey = survey(pool, &[], &Ask::default(), |_| 0, 0);
         let hosts = [chosen, chosen + 1, chosen];
-        let pick = Pick { hosts, reason: Reason::TieHeavier, drawn, survey, affinity: Some(affinity) };
+        let pick = Pick {
+            hosts,
+            reason: Reason::TieHeavier,
+            policy: "p2c",
+            canary: false,
+            drawn,
+            survey,
+            affinity: Some(affinity),
+            terms: Vec::new(),
+            shadow: None,
+        };
         Admitted { pick, loads, charge: Charge::default(), waited: None }
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::live::WORTH_TELLING_TOKENS;
 use crate::live::table::Passive;
 use crate::signals::Signals;
-use crate::snapshot::{Endpoint, Policy, Pool, State};
+use crate::snapshot::{Endpoint, Pool, State};
 use crate::window;
 
 /// What the live table says about one endpoint.
@@ -35,15 +35,6 @@ impl Load {
     #[must_use]
     pub fn total(&self) -> u32 {
         self.in_flight.saturating_add(self.elsewhere)
-    }
-
-    /// What the policy compares.
-    #[must_use]
-    pub fn compared(&self, policy: Policy) -> u32 {
-        match policy {
-            Policy::P2c => self.total(),
-            Policy::LeastPendingTokens => self.pending_tokens,
-        }
     }
 }
 

@@ -23,6 +23,13 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
+    /// Another generator, whose numbers have nothing to do with this one's; nothing is drawn from this one for it.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        let mut other = SplitMix64(self.0 ^ 0x5851_F42D_4C95_7F2D);
+        SplitMix64(other.next_u64())
+    }
+
     /// A number in `0..bound`, or 0 when `bound` is 0. The bias of the multiplication is below `bound / 2^64`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
@@ -39,6 +46,18 @@ mod tests {
         let mut rng = SplitMix64::seeded(0);
         assert_eq!(rng.next_u64(), 0xE220_A839_7B1D_CDAF);
         assert_eq!(rng.next_u64(), 0x6E78_9E6A_A1B9_65F4);
+    }
+
+    #[test]
+    fn a_fork_draws_nothing_and_goes_its_own_way() {
+        let (mut rng, mut untouched) = (SplitMix64::seeded(7), SplitMix64::seeded(7));
+        let (mut fork, mut same) = (rng.fork(), 0);
+        for _ in 0..64_000 {
+            same += u32::from(rng.below(4) == fork.below(4));
+        }
+        assert!((15_500..16_500).contains(&same), "{same}");
+        (0..64_000).for_each(|_| _ = untouched.next_u64());
+        assert_eq!(rng.next_u64(), untouched.next_u64());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! One request, one pool: which endpoint, and the ones to try after it.
 //!
 //! Pure: [`decide`] looks at loads and returns a [`Pick`] or a [`Refused`]; nothing is counted here ([`crate::live::Row`]
-//! does that, in the same compare-and-swap in which the loads were read). `O(choices x n)`, and a few look-ups in the
-//! holder index where staying with a holder depends on what the alternative holds.
+//! does that, in the same compare-and-swap in which the loads were read). What the pool's policy costs ([`crate::policy`]), and a
+//! few look-ups in the holder index where staying with a holder depends on what the alternative holds; with a shadow policy, that
+//! one's cost again.
 //!
 //! | situation | answer |
 //! |---|---|
@@ -14,17 +15,21 @@
 //! | nobody holds it, and `affinity.cold` is `hash` | the prompt's home, if not too full ([`Reason::Home`]) |
 //! | otherwise | the policy's pick among the eligible |
 //!
-//! "Not too full": its load per weight is at most that of the freest plus the [`allowance`].
+//! "Not too full": its cost is at most that of the cheapest plus the [`allowance`], in the policy's own unit. Policies that do not
+//! look at prefixes go straight to the last line.
 
 use crate::affinity::allowance;
 use crate::eligibility::{Ask, Exclusion, Load, Survey, View, survey};
-use crate::policy::{Candidate, Choice, pick};
+use crate::policy::score::{Frame, Terms};
+use crate::policy::{AnyPolicy, Candidate, Choice, Policy, Scene};
 use crate::prefix::holders::{Holders, home};
 use crate::rng::SplitMix64;
-use crate::snapshot::{Endpoint, Policy, Pool, wire::Cold};
+use crate::snapshot::{Pool, wire::Cold};
 
 /// How many endpoints a request may try: the pick and two retries.
 pub const HOSTS: usize = 3;
+/// Candidates whose terms are kept for the decision record.
+pub const EXPLAINED: usize = 16;
 
 /// Why a request went where it went. The word is a metric label, a log field and part of the decision record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,12 +38,18 @@ pub enum Reason {
     OnlyOne,
     /// Everybody was idle; the heaviest answers.
     AllIdle,
-    /// The lower load per weight among those drawn.
+    /// The lower load among those drawn.
     LowerLoad,
-    /// As loaded as another, but heavier.
+    /// The lowest score.
+    LowerScore,
+    /// As good as another, but heavier.
     TieHeavier,
-    /// As loaded as another of the same weight.
+    /// As good as another of the same weight, or where weights do not count.
     TieChance,
+    /// Its turn.
+    Turn,
+    /// Chance, and nothing else.
+    Chance,
     /// All were ejected, so ejection was ignored.
     Panic,
     /// It holds the prompt's prefix.
@@ -57,12 +68,30 @@ impl Reason {
             Reason::OnlyOne => "only_one",
             Reason::AllIdle => "all_idle",
             Reason::LowerLoad => "lower_load",
+            Reason::LowerScore => "lower_score",
             Reason::TieHeavier => "tie_heavier",
             Reason::TieChance => "tie_chance",
+            Reason::Turn => "turn",
+            Reason::Chance => "chance",
             Reason::Panic => "panic",
             Reason::Holder => "holder",
             Reason::Home => "home",
             Reason::Granted => "granted",
+        }
+    }
+}
+
+impl From<Choice> for Reason {
+    fn from(choice: Choice) -> Self {
+        match choice {
+            Choice::OnlyOne => Reason::OnlyOne,
+            Choice::AllIdle => Reason::AllIdle,
+            Choice::LowerLoad => Reason::LowerLoad,
+            Choice::LowerScore => Reason::LowerScore,
+            Choice::TieHeavier => Reason::TieHeavier,
+            Choice::TieChance => Reason::TieChance,
+            Choice::Turn => Reason::Turn,
+            Choice::Chance => Reason::Chance,
         }
     }
 }
@@ -104,25 +133,53 @@ pub struct Pick {
     pub hosts: [usize; HOSTS],
     /// Why the first.
     pub reason: Reason,
+    /// The policy that decided.
+    pub policy: &'static str,
+    /// Whether that is the canary.
+    pub canary: bool,
     /// Places of the endpoints that were compared.
     pub drawn: Vec<usize>,
     /// Who could have taken it.
     pub survey: Survey,
-    /// What prefix affinity had to say; `None` when nobody holds any of the prompt.
+    /// What prefix affinity had to say; `None` when nobody holds any of the prompt, or the policy does not look at it.
     pub affinity: Option<Affinity>,
+    /// Where the policy adds up terms: those of up to [`EXPLAINED`] candidates by their places, the chosen one first.
+    pub terms: Vec<(usize, Terms)>,
+    /// What the shadow policy would have done.
+    pub shadow: Option<Shadow>,
 }
 
 /// How staying with a holder was weighed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Affinity {
-    /// Places of all that hold the longest known prefix, eligible or not.
+    /// Places of all that hold the longest known prefix, eligible or not. Where none of those is eligible, but somebody is
+    /// who holds less of the prompt: of all that hold the longest prefix of which an eligible endpoint is a holder.
     pub holders: Vec<usize>,
     /// Tokens of that prefix.
     pub matched_tokens: u64,
-    /// Of these, tokens that the freest endpoint does not have.
+    /// Tokens of the longest known prefix, where that is longer: held by endpoints none of which is eligible.
+    pub out_of_reach_tokens: u64,
+    /// Of the matched, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
-    /// How much fuller than the freest a holder could be.
+    /// How much fuller than the freest a holder could be, in requests per weight.
     pub allowance: f64,
+}
+
+/// What the shadow policy would have done with the same request in the same state.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shadow {
+    /// The policy.
+    pub policy: &'static str,
+    /// Place of the endpoint that it would have chosen.
+    pub chosen: usize,
+    /// Why.
+    pub reason: Reason,
+    /// Requests per weight that the endpoint really chosen has with this request, less those that the shadow's choice
+    /// would have had with it: above 0 where the shadow would have chosen the freer one. The same unit for all policies.
+    pub load_difference: f64,
+    /// What the endpoint really chosen costs, less what the shadow's choice costs, both as the shadow reckons and in its own
+    /// unit: how much dearer it takes the real choice to be. Below 0 where it would have stayed with a prefix holder.
+    pub cost_difference: f64,
 }
 
 /// A request that goes nowhere.
@@ -154,33 +211,63 @@ pub fn decide(
     prefix: &mut impl Holders,
     rng: &mut SplitMix64,
 ) -> Result<Pick, Refused> {
-    let View { loads, now_ms, .. } = view;
-    let survey = survey(pool, loads, ask, |place| prefix.tokens_at(place), now_ms);
+    let survey = survey(pool, view.loads, ask, |place| prefix.tokens_at(place), view.now_ms);
+    let scene = Scene { pool, view, ask };
+    let mut candidates = candidates(pool, &survey);
+    // Taken before the first draw: what the shadow draws never changes what is drawn for the request.
+    let shadow_rng = rng.fork();
+    let (policy, canary) = pool.policy_for(ask.id_hash);
+    let Some(decided) = apply(policy.get(), &scene, prefix, survey.panic, &mut candidates, rng) else {
+        return Err(Refused { refusal: refusal(pool, &survey, ask), survey });
+    };
+    let hosts = hosts(decided.chosen.index, &candidates);
+    let terms = explain(policy.get(), &scene, prefix, &decided, &hosts, &candidates);
+    let shadow = pool.shadow.as_ref().and_then(|policy| {
+        shadow(policy, &scene, prefix, survey.panic, &mut candidates, decided.chosen.index, shadow_rng)
+    });
+    let Decided { reason, drawn, affinity, .. } = decided;
+    Ok(Pick { hosts, reason, policy: policy.name(), canary, drawn, survey, affinity, terms, shadow })
+}
+
+/// The endpoints that may take the request, in the order of the pool, not weighed yet.
+fn candidates(pool: &Pool, survey: &Survey) -> Vec<Candidate> {
     let mut candidates = Vec::with_capacity(pool.endpoints.len());
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
         if excluded.is_none() {
-            let load = loads.get(index).map_or(0, |load| load.compared(pool.policy));
-            candidates.push(Candidate { index, weight: endpoint.weight, load });
+            candidates.push(Candidate { index, weight: endpoint.weight, cost: 0.0 });
         }
     }
+    candidates
+}
+
+/// What one policy makes of a request.
+struct Decided {
+    chosen: Candidate,
+    reason: Reason,
+    drawn: Vec<usize>,
+    affinity: Option<Affinity>,
+    frame: Frame,
+}
+
+/// The policy's choice, and then affinity's. Leaves what it reckons in the candidates.
+fn apply(
+    policy: &dyn Policy,
+    scene: &Scene<'_>,
+    prefix: &mut dyn Holders,
+    panic: bool,
+    candidates: &mut [Candidate],
+    rng: &mut SplitMix64,
+) -> Option<Decided> {
+    let frame = policy.weigh(scene, prefix, candidates);
     let mut drawn = Vec::new();
-    let Some((mut chosen, choice)) = pick(&candidates, pool.choices, pool.draw, rng, &mut drawn) else {
-        return Err(Refused { refusal: refusal(pool, &survey, ask), survey });
-    };
-    let mut reason = match choice {
-        _ if survey.panic => Reason::Panic,
-        Choice::OnlyOne => Reason::OnlyOne,
-        Choice::AllIdle => Reason::AllIdle,
-        Choice::LowerLoad => Reason::LowerLoad,
-        Choice::TieHeavier => Reason::TieHeavier,
-        Choice::TieChance => Reason::TieChance,
-    };
+    let (mut chosen, choice) = policy.choose(scene, candidates, rng, &mut drawn)?;
+    let mut reason = if panic { Reason::Panic } else { choice.into() };
     for place in &mut drawn {
         *place = candidates.get(*place).map_or(chosen.index, |candidate| candidate.index);
     }
     let mut affinity = None;
-    if pool.affinity.enabled
-        && let Some(stay) = stay(pool, ask, &candidates, prefix)
+    if scene.pool.affinity.enabled
+        && let Some(stay) = stay(policy, scene, &frame, candidates, prefix)
     {
         affinity = stay.weighed;
         if let Some(preferred) = stay.preferred {
@@ -188,38 +275,96 @@ pub fn decide(
                 drawn.push(preferred.index);
             }
             chosen = preferred;
-            if !survey.panic {
+            if !panic {
                 reason = if affinity.is_some() { Reason::Holder } else { Reason::Home };
             }
         }
     }
-    Ok(Pick { hosts: hosts(chosen, &candidates), reason, drawn, survey, affinity })
+    Some(Decided { chosen, reason, drawn, affinity, frame })
+}
+
+/// The terms of the chosen one, of those that were compared and of the other hosts, as many as a decision record has room for.
+fn explain(
+    policy: &dyn Policy,
+    scene: &Scene<'_>,
+    prefix: &mut dyn Holders,
+    decided: &Decided,
+    hosts: &[usize; HOSTS],
+    candidates: &[Candidate],
+) -> Vec<(usize, Terms)> {
+    let mut explained = Vec::new();
+    for index in std::iter::once(&decided.chosen.index).chain(&decided.drawn).chain(hosts) {
+        if explained.len() >= EXPLAINED {
+            break;
+        }
+        if explained.iter().any(|(known, _)| known == index) {
+            continue;
+        }
+        // Candidates stand in the order of the pool.
+        let place = candidates.binary_search_by_key(index, |candidate| candidate.index).ok();
+        let candidate = place.and_then(|place| candidates.get(place));
+        let terms = candidate.and_then(|candidate| policy.terms(scene, prefix, &decided.frame, candidate));
+        let Some(terms) = terms else { break };
+        explained.push((*index, terms));
+    }
+    explained
+}
+
+/// What another policy makes of the same request. It routes nothing.
+fn shadow(
+    policy: &AnyPolicy,
+    scene: &Scene<'_>,
+    prefix: &mut dyn Holders,
+    panic: bool,
+    candidates: &mut [Candidate],
+    really: usize,
+    mut rng: SplitMix64,
+) -> Option<Shadow> {
+    let Decided { chosen, reason, .. } = apply(policy.get(), scene, prefix, panic, candidates, &mut rng)?;
+    let really = candidates.iter().find(|candidate| candidate.index == really)?;
+    let with_it = |candidate: &Candidate| {
+        let total = scene.view.loads.get(candidate.index).map_or(0, Load::total);
+        (f64::from(total) + 1.0) / candidate.weight.get()
+    };
+    Some(Shadow {
+        policy: policy.name(),
+        chosen: chosen.index,
+        reason,
+        load_difference: with_it(really) - with_it(&chosen),
+        cost_difference: really.cost - chosen.cost,
+    })
 }
 
 /// The pick of a request that was given a slot while it waited: at `chosen`, whose load includes it no more, with the
 /// next best behind it as in [`decide`].
 pub fn granted(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders, now_ms: u64, chosen: usize) -> Pick {
     let survey = survey(pool, loads, ask, |place| prefix.tokens_at(place), now_ms);
-    let candidate = |index: usize, endpoint: &Endpoint| {
-        let load = loads.get(index).map_or(0, |load| load.compared(pool.policy));
-        Candidate { index, weight: endpoint.weight, load }
-    };
-    let eligible = pool.endpoints.iter().enumerate().filter(|(index, _)| survey.excluded.get(*index) == Some(&None));
-    let candidates: Vec<Candidate> = eligible.map(|(index, endpoint)| candidate(index, endpoint)).collect();
-    let hosts = match pool.endpoints.get(chosen) {
-        Some(endpoint) => hosts(candidate(chosen, endpoint), &candidates),
-        None => [chosen; HOSTS],
-    };
+    let (policy, canary) = pool.policy_for(ask.id_hash);
+    let scene = Scene { pool, view: View { loads, now_ms, ..View::default() }, ask };
+    let mut candidates = candidates(pool, &survey);
+    policy.get().weigh(&scene, prefix, &mut candidates);
+    let hosts = hosts(chosen, &candidates);
     let (holders, matched_tokens) = prefix.longest();
     let affinity = (!holders.is_empty()).then(|| Affinity {
         holders: holders.to_vec(),
         matched_tokens,
+        out_of_reach_tokens: 0,
         missing_tokens: 0,
         allowance: 0.0,
     });
     let holds = affinity.as_ref().is_some_and(|affinity| affinity.holders.contains(&chosen));
     let reason = if holds { Reason::Holder } else { Reason::Granted };
-    Pick { hosts, reason, drawn: vec![chosen], survey, affinity }
+    Pick {
+        hosts,
+        reason,
+        policy: policy.name(),
+        canary,
+        drawn: vec![chosen],
+        survey,
+        affinity,
+        terms: Vec::new(),
+        shadow: None,
+    }
 }
 
 /// Too long is for ever, so it is said only when no endpoint of the pool could hold the request, whatever its state.
@@ -243,61 +388,76 @@ struct Stay {
     weighed: Option<Affinity>,
 }
 
-/// Weighs the holder, or the home, against the freest. The allowance is counted in the policy's own unit: a request is
-/// worth its expected output in pending tokens.
-fn stay(pool: &Pool, ask: &Ask, candidates: &[Candidate], prefix: &mut impl Holders) -> Option<Stay> {
+/// Weighs the holder, or the home, against the freest. The allowance is counted in the policy's own unit.
+fn stay(
+    policy: &dyn Policy,
+    scene: &Scene<'_>,
+    frame: &Frame,
+    candidates: &[Candidate],
+    prefix: &mut dyn Holders,
+) -> Option<Stay> {
+    let Scene { pool, ask, .. } = *scene;
     let freest = candidates.iter().min_by(|a, b| a.compare(b))?;
+    policy.unit(scene, frame, freest.weight)?;
     let prefill_tps = pool.endpoints.get(freest.index)?.prefill_tps;
     let allowed = |missing_tokens| allowance(&pool.affinity, missing_tokens, prefill_tps, ask.output_tokens);
     let fits = |candidate: &Candidate, allowance: f64| {
-        let unit = match pool.policy {
-            Policy::P2c => 1.0,
-            Policy::LeastPendingTokens => ask.output_tokens.max(1) as f64,
-        };
-        candidate.per_weight() <= freest.per_weight() + allowance * unit
+        let unit = policy.unit(scene, frame, candidate.weight).unwrap_or_default();
+        candidate.cost <= freest.cost + allowance * unit
     };
-    let (holders, matched_tokens) = prefix.longest();
-    if holders.is_empty() {
+    let (longest, longest_tokens) = prefix.longest();
+    if longest.is_empty() {
         let key = prefix.home().filter(|_| pool.affinity.cold == Cold::Hash)?;
         let home = home(key, pool)?;
         let candidate = candidates.iter().find(|candidate| candidate.index == home).copied();
         let preferred = candidate.filter(|candidate| fits(candidate, allowed(ask.prompt_tokens)));
         return Some(Stay { preferred, weighed: None });
     }
-    let holders = holders.to_vec();
+    let is_candidate = |index: &usize| candidates.binary_search_by_key(index, |candidate| candidate.index).is_ok();
+    let (mut holders, mut matched_tokens) = (longest.to_vec(), longest_tokens);
+    if !holders.iter().any(is_candidate) {
+        // Those that could answer from the longest match cannot take the request; somebody may hold most of it.
+        let (next, tokens) = prefix.longest_among(&mut |index| is_candidate(&index));
+        if !next.is_empty() {
+            (holders, matched_tokens) = (next, tokens);
+        }
+    }
+    let out_of_reach_tokens = if matched_tokens < longest_tokens { longest_tokens } else { 0 };
     let holder =
         candidates.iter().filter(|candidate| holders.contains(&candidate.index)).min_by(|a, b| a.compare(b)).copied();
     let missing_tokens = match &holder {
         // What the freest holds need not be looked up when it cannot change the answer.
-        Some(holder) if holder.per_weight() > freest.per_weight() && fits(holder, allowed(matched_tokens)) => {
+        Some(holder) if holder.cost > freest.cost && fits(holder, allowed(matched_tokens)) => {
             matched_tokens.saturating_sub(prefix.tokens_at(freest.index))
         }
         _ => matched_tokens,
     };
     let allowance = allowed(missing_tokens);
     let preferred = holder.filter(|holder| fits(holder, allowance));
-    Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, missing_tokens, allowance }) })
+    let weighed = Affinity { holders, matched_tokens, out_of_reach_tokens, missing_tokens, allowance };
+    Some(Stay { preferred, weighed: Some(weighed) })
 }
 
-/// The chosen one and the least loaded of the rest.
-fn hosts(chosen: Candidate, candidates: &[Candidate]) -> [usize; HOSTS] {
+/// The chosen one and the cheapest of the rest.
+fn hosts(chosen: usize, candidates: &[Candidate]) -> [usize; HOSTS] {
     let better = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.compare(&b).is_lt());
     let (mut second, mut third): (Option<Candidate>, Option<Candidate>) = (None, None);
-    for candidate in candidates.iter().filter(|candidate| candidate.index != chosen.index) {
+    for candidate in candidates.iter().filter(|candidate| candidate.index != chosen) {
         if better(candidate, second) {
             (second, third) = (Some(*candidate), second);
         } else if better(candidate, third) {
             third = Some(*candidate);
         }
     }
-    let second = second.map_or(chosen.index, |candidate| candidate.index);
-    [chosen.index, second, third.map_or(chosen.index, |candidate| candidate.index)]
+    let second = second.map_or(chosen, |candidate| candidate.index);
+    [chosen, second, third.map_or(chosen, |candidate| candidate.index)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::live::table::Passive;
+    use crate::policy::{Choices, LeastPendingTokens};
     use crate::prefix::holders::Nobody;
     use crate::snapshot::{Snapshot, State, wire};
     use proptest::prelude::*;
@@ -348,6 +508,13 @@ mod tests {
     impl Holders for Fixed {
         fn longest(&mut self) -> (&[usize], u64) {
             (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
+        }
+
+        fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
+            let of = |(index, _): &&(usize, u64)| wanted(*index);
+            let most = self.0.iter().filter(of).map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            let holders = self.0.iter().filter(|(_, tokens)| *tokens >= most && most > 0);
+            (holders.map(|(index, _)| *index).collect(), most)
         }
 
         fn tokens_at(&mut self, endpoint: usize) -> u64 {
@@ -466,6 +633,27 @@ mod tests {
         assert_eq!((pick.chosen(), pick.reason), (1, Reason::OnlyOne));
     }
 
+    // Case C11, second half: those that hold most of it cannot be had, but somebody holds part of it.
+    #[test]
+    fn c11_the_second_best_holder_is_asked() {
+        let mut pool = pool(&[(1.0, State::Unhealthy), (1.0, READY), (1.0, READY)]);
+        pool.endpoints.iter_mut().for_each(|endpoint| endpoint.cap = 20);
+        let of = Ask { prompt_tokens: 4_100, output_tokens: 128, ..Ask::default() };
+        let loads = [load(0, 0, 0), load(2, 0, 0), load(0, 0, 0)];
+        let pick = ask(&pool, &loads, &of, &mut Fixed::new(&[(0, 4_000), (1, 3_000)])).unwrap();
+        assert_eq!((pick.chosen(), pick.reason), (1, Reason::Holder));
+        let affinity = pick.affinity.unwrap();
+        assert_eq!(
+            (affinity.holders, affinity.matched_tokens, affinity.out_of_reach_tokens),
+            (vec![0, 1], 3_000, 4_000)
+        );
+        // Nobody eligible holds anything: as before, with what is known in the record.
+        let pick = ask(&pool, &loads, &of, &mut Fixed::new(&[(0, 4_000)])).unwrap();
+        let affinity = pick.affinity.unwrap();
+        assert_eq!((affinity.holders, affinity.out_of_reach_tokens), (vec![0], 0));
+        assert_ne!(pick.hosts[0], 0);
+    }
+
     #[test]
     fn a_cold_prompt_goes_home_unless_home_is_full() {
         let pool = example("hash");
@@ -502,7 +690,7 @@ mod tests {
             Load { in_flight: 1, pending_tokens: 9_000, ..Load::default() },
             Load { in_flight: 2 - 1, pending_tokens: 300, ..Load::default() },
         ];
-        pool.policy = Policy::LeastPendingTokens;
+        pool.policy = AnyPolicy::LeastPendingTokens(LeastPendingTokens { choices: Choices::All });
         assert_eq!(run(&pool, &loads).unwrap().chosen(), 1);
     }
 

@@ -181,7 +181,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         models: raw.models,
         served_model: Some(served_model.clone()),
         adapters: raw.adapters,
-        policy: wire::Policy { name: raw.policy.name, choices: raw.policy.choices },
+        policy: raw.policy,
         affinity: raw.affinity,
         admission,
         ..wire::Pool::default()
@@ -260,11 +260,11 @@ fn as_the_filter_sees_it(filter: &wire::Filter, pools: &[Pool], check: &mut Chec
 /// Pools in which everything is right except perhaps one setting of this one.
 fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
     let sound = || wire::Pool { name: "p".into(), models: vec!["m".into()], ..wire::Pool::default() };
-    let (policy, affinity, admission) = (wire::Policy::default, wire::Affinity::default, wire::Admission::default);
+    let (affinity, admission) = (wire::Affinity::default, wire::Admission::default);
     let given = &pool.affinity;
-    let mut parts = vec![
-        wire::Pool { policy: wire::Policy { name: pool.policy.name.clone(), ..policy() }, ..sound() },
-        wire::Pool { policy: wire::Policy { choices: pool.policy.choices.clone(), ..policy() }, ..sound() },
+    let mut parts: Vec<wire::Pool> =
+        policies(&pool.policy).into_iter().map(|policy| wire::Pool { policy, ..sound() }).collect();
+    parts.extend([
         wire::Pool { affinity: wire::Affinity { k: given.k, ..affinity() }, ..sound() },
         wire::Pool { affinity: wire::Affinity { max_share: given.max_share, ..affinity() }, ..sound() },
         wire::Pool { affinity: wire::Affinity { kv_tokens: given.kv_tokens, ..affinity() }, ..sound() },
@@ -275,7 +275,7 @@ fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
             admission: wire::Admission { fairness: pool.admission.fairness.clone(), ..admission() },
             ..sound()
         },
-    ];
+    ]);
     for adapter in &pool.adapters {
         // Whether the models are right is looked at elsewhere; here it matters whether the adapter is one of them.
         let known = pool.models.contains(adapter);
@@ -283,6 +283,45 @@ fn parts(pool: &wire::Pool) -> Vec<wire::Pool> {
         parts.push(wire::Pool { models, adapters: vec![adapter.clone()], ..sound() });
     }
     parts
+}
+
+/// Policies in which everything is right except perhaps one setting of this one.
+fn policies(given: &wire::Policy) -> Vec<wire::Policy> {
+    let sound = wire::Policy::default;
+    let mut policies: Vec<_> = rules(&given.name, &given.choices, &given.score)
+        .map(|(name, choices, score)| wire::Policy { name, choices, score, ..sound() })
+        .collect();
+    if let Some(wire::Shadow { name, choices, score }) = &given.shadow {
+        policies.extend(rules(name, choices, score).map(|(name, choices, score)| {
+            let shadow = Some(wire::Shadow { name, choices, score });
+            wire::Policy { shadow, ..sound() }
+        }));
+    }
+    if let Some(wire::Canary { name, choices, score, percent }) = &given.canary {
+        policies.extend(rules(name, choices, score).map(|(name, choices, score)| {
+            let canary = Some(wire::Canary { name, choices, score, percent: 0.0 });
+            wire::Policy { canary, ..sound() }
+        }));
+        let wire::Policy { name, choices, score, .. } = sound();
+        let canary = Some(wire::Canary { name, choices, score, percent: *percent });
+        policies.push(wire::Policy { canary, ..sound() });
+    }
+    policies
+}
+
+/// Name, choices and coefficients, each in turn as given, with everything else as it is by default.
+fn rules<'a>(
+    name: &'a str,
+    choices: &'a wire::Choices,
+    score: &'a wire::Score,
+) -> impl Iterator<Item = (String, wire::Choices, wire::Score)> + 'a {
+    let sound = wire::Policy::default();
+    [
+        (name.to_owned(), sound.choices.clone(), sound.score),
+        (sound.name.clone(), choices.clone(), sound.score),
+        (sound.name, sound.choices, *score),
+    ]
+    .into_iter()
 }
 
 /// What the filter says to a snapshot.

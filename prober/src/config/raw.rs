@@ -168,27 +168,13 @@ pub(super) struct Pool {
     #[serde(default)]
     pub(super) adapters: Vec<String>,
     #[serde(default)]
-    pub(super) policy: Policy,
+    pub(super) policy: wire::Policy,
     #[serde(default)]
     pub(super) affinity: wire::Affinity,
     #[serde(default)]
     pub(super) admission: Admission,
     #[serde(default)]
     pub(super) endpoints: Vec<Endpoint>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct Policy {
-    pub(super) name: String,
-    pub(super) choices: wire::Choices,
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        let wire::Policy { name, choices } = wire::Policy::default();
-        Policy { name, choices }
-    }
 }
 
 #[derive(Debug, Deserialize)]

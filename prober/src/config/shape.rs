@@ -90,7 +90,27 @@ static POOL: Kind = Kind::Section(&[
     required("models", Kind::List(&Kind::Text)),
     field("served_model", Kind::Text),
     field("adapters", Kind::List(&Kind::Text)),
-    field("policy", Kind::Section(&[field("name", Kind::Text), field("choices", Kind::Choices)])),
+    field(
+        "policy",
+        Kind::Section(&[
+            field("name", Kind::Text),
+            field("choices", Kind::Choices),
+            field("score", SCORE),
+            field(
+                "shadow",
+                Kind::Section(&[required("name", Kind::Text), field("choices", Kind::Choices), field("score", SCORE)]),
+            ),
+            field(
+                "canary",
+                Kind::Section(&[
+                    required("name", Kind::Text),
+                    field("choices", Kind::Choices),
+                    field("score", SCORE),
+                    required("percent", Kind::Number),
+                ]),
+            ),
+        ]),
+    ),
     field(
         "affinity",
         Kind::Section(&[
@@ -118,6 +138,16 @@ static POOL: Kind = Kind::Section(&[
         ]),
     ),
     field("endpoints", Kind::List(&ENDPOINT)),
+]);
+
+const SCORE: Kind = Kind::Section(&[
+    field("active", Kind::Number),
+    field("queue", Kind::Number),
+    field("latency", Kind::Number),
+    field("job", Kind::Number),
+    field("throughput", Kind::Number),
+    field("kv", Kind::Number),
+    field("gpu", Kind::Number),
 ]);
 
 static ENDPOINT: Kind = Kind::Section(&[
@@ -172,6 +202,7 @@ impl Kind {
     fn stand_in(&self) -> Value {
         match self {
             Kind::List(_) => Value::Sequence(Vec::new()),
+            Kind::Number => 0.into(),
             Kind::Section(fields) => {
                 let required = fields.iter().filter(|field| field.required);
                 Value::Mapping(required.map(|field| (field.name.into(), field.kind.stand_in())).collect())

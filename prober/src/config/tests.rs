@@ -71,6 +71,38 @@ fn what_the_filter_would_refuse_is_refused() {
     assert!(error.to_string().contains("filter.client_headers[0]"), "{error}");
 }
 
+#[test]
+fn what_is_wrong_with_a_policy_is_told_by_name() {
+    let found = errors(
+        r#"
+pools:
+- name: p
+  models: [m]
+  policy:
+    score: {active: -1, quue: 2}
+    shadow: {name: best, choices: none}
+    canary: {percent: 101, score: {active: 0, queue: 0, latency: 0, job: 0, throughput: 0, kv: 0, gpu: 0}}
+- name: q
+  models: [n]
+  policy: {canary: {name: random}}
+"#,
+    );
+    let expected = [
+        "pools[0].policy.score.quue is unknown: expected one of active, queue, ",
+        "pools[0].policy.score.active is \"-1\": expected a number from 0 to 10000",
+        "pools[0].policy.shadow.name is \"best\": expected p2c, score, least_pending_tokens, ",
+        "pools[0].policy.shadow.choices is \"none\": expected a number from 1, or all",
+        "pools[0].policy.canary.name is missing: ",
+        "pools[0].policy.canary.percent is \"101\": expected a number from 0 to 100",
+        "pools[0].policy.canary.score is \"0 throughout\": expected at least one coefficient above 0",
+        "pools[1].policy.canary.percent is missing: expected a number",
+    ];
+    for expected in expected {
+        assert_eq!(found.iter().filter(|error| error.starts_with(expected)).count(), 1, "{expected:?} in {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+}
+
 fn errors(yaml: &str) -> Vec<String> {
     match Config::parse(yaml) {
         Err(ConfigError::Fields(errors)) => errors.iter().map(ToString::to_string).collect(),
@@ -95,7 +127,12 @@ pools:
   models: [m, lora]
   served_model: m
   adapters: [lora]
-  policy: {name: least_pending_tokens, choices: all}
+  policy:
+    name: least_pending_tokens
+    choices: all
+    score: {active: 1, queue: 2, latency: 3, job: 4, throughput: 5, kv: 6, gpu: 7.5}
+    shadow: {name: score, choices: 3, score: {gpu: 0}}
+    canary: {name: random, choices: 1, score: {kv: 1}, percent: 2.5}
   affinity: {enabled: false, cold: hash, k: 2, max_share: 0.25, kv_tokens: 5000000000, prefill_tps: 9000}
   admission: {base_cap: 8, cap: measured, min_tps: 12.5, queue: 10, max_wait: 1s}
   endpoints: [{id: e, address: "h:1", node: n, launch_args: "-x", context_window: 4096, max_in_flight: 3}]
@@ -110,6 +147,11 @@ pools:
         (pool.adapters.as_slice(), pool.policy.name.as_str()),
         (&["lora".to_owned()][..], "least_pending_tokens")
     );
+    let score = wire::Score { active: 1.0, queue: 2.0, latency: 3.0, job: 4.0, throughput: 5.0, kv: 6.0, gpu: 7.5 };
+    assert_eq!(pool.policy.score, score);
+    let (shadow, canary) = (pool.policy.shadow.as_ref().unwrap(), pool.policy.canary.as_ref().unwrap());
+    assert_eq!((shadow.name.as_str(), shadow.score.gpu, shadow.score.kv), ("score", 0.0, 15.0));
+    assert_eq!((canary.name.as_str(), canary.score.kv, canary.percent), ("random", 1.0, 2.5));
     let expected = wire::Affinity {
         enabled: false,
         cold: wire::Cold::Hash,

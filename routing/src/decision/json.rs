@@ -97,6 +97,27 @@ impl Json {
         self.0.push_str(digits.get(first..).and_then(|digits| std::str::from_utf8(digits).ok()).unwrap_or_default());
     }
 
+    /// A number to three places. What does not fit is cut, what is not a number is 0.
+    pub(super) fn thousandths(&mut self, key: &str, number: f64) {
+        self.key(key);
+        let thousandths = (number * 1_000.0).round() as i64;
+        if thousandths < 0 {
+            self.0.push('-');
+        }
+        let thousandths = thousandths.unsigned_abs();
+        self.digits(thousandths / 1_000);
+        self.0.push('.');
+        let (mut rest, mut place) = (thousandths % 1_000, 100);
+        loop {
+            self.0.push(char::from(b'0' + (rest / place) as u8));
+            rest %= place;
+            place /= 10;
+            if rest == 0 || place == 0 {
+                break;
+            }
+        }
+    }
+
     /// A number to two places. What does not fit is cut, what is not a number is 0.
     pub(super) fn hundredths(&mut self, key: &str, number: f64) {
         self.key(key);

@@ -127,6 +127,9 @@ pub struct Prefix {
     pub holders: Vec<String>,
     /// Its tokens.
     pub matched_tokens: u64,
+    /// Tokens of the longest known prefix, where no endpoint that holds it could take the request.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub out_of_reach_tokens: u64,
     /// Of these, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
     /// How much fuller than the freest a holder could be, in requests per weight.
@@ -157,6 +160,12 @@ pub struct Shadow {
     /// Whether its pick counted.
     #[serde(default, skip_serializing_if = "is_default")]
     pub routed: bool,
+    /// How much fuller the real choice is, in requests per weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_difference: Option<f64>,
+    /// How much dearer the real choice is, as the second policy reckons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_difference: Option<f64>,
 }
 
 /// How a request ended.

@@ -197,6 +197,13 @@ pub(crate) mod testing {
             (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
         }
 
+        fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
+            let wanted = self.0.iter().filter(|(index, _)| wanted(*index));
+            let most = wanted.map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            let holders = self.0.iter().filter(|(_, tokens)| *tokens >= most && most > 0);
+            (holders.map(|(index, _)| *index).collect(), most)
+        }
+
         fn tokens_at(&mut self, endpoint: usize) -> u64 {
             self.0.iter().find(|(index, _)| *index == endpoint).map_or(0, |(_, tokens)| *tokens)
         }

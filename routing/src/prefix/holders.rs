@@ -8,6 +8,9 @@ use crate::snapshot::{Pool, State};
 pub trait Holders {
     /// The endpoints that hold the longest known prefix, and its tokens; nobody and 0 when none is known.
     fn longest(&mut self) -> (&[usize], u64);
+    /// The endpoints that hold the longest prefix of which one that `wanted` accepts is a holder, and its tokens; nobody and 0
+    /// when no such endpoint holds any. For when the holders of the longest one cannot be had.
+    fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64);
     /// Tokens of the prompt that an endpoint is known to hold, at most those of the longest.
     fn tokens_at(&mut self, endpoint: usize) -> u64;
     /// The key of the prompt's home: the same for every turn of a conversation. `None` for prompts too short to have one.
@@ -21,6 +24,10 @@ pub struct Nobody;
 impl Holders for Nobody {
     fn longest(&mut self) -> (&[usize], u64) {
         (&[], 0)
+    }
+
+    fn longest_among(&mut self, _: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
+        (Vec::new(), 0)
     }
 
     fn tokens_at(&mut self, _: usize) -> u64 {

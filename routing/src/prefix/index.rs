@@ -175,6 +175,21 @@ impl Search {
         self.held_by(place, shards).and_then(|(nth, _)| self.prefixes.get(nth)).map_or(0, |prefix| prefix.tokens)
     }
 
+    /// The longest prefix that one of the `wanted` holds, all that hold it, and its tokens. Prefixes are tried as in
+    /// [`Search::new`], so this costs at most `3 + log2(n)` reads more, and none of a prefix that was looked at before.
+    fn longest_among(
+        &mut self,
+        wanted: &mut dyn FnMut(usize) -> bool,
+        shards: &mut impl Shards,
+    ) -> Option<(Vec<usize>, u64)> {
+        let count = self.matched? + 1;
+        let mut held = |nth| self.look(nth, shards).iter().any(|held| wanted(held.place));
+        let one_by_one = count.saturating_sub(LOOK_AT_LONGEST);
+        let nth = (one_by_one..count).rev().find(|nth| held(*nth)).or_else(|| last_true(one_by_one, held))?;
+        let places = self.look(nth, shards).iter().map(|held| held.place).collect();
+        Some((places, self.prefixes.get(nth)?.tokens))
+    }
+
     /// Writes down that the endpoint at `place`, whose token clock is `clock`, has the whole prompt now. Returns how many
     /// entries were written.
     pub fn learn(&mut self, place: usize, clock: u64, shards: &mut impl Shards) -> usize {
@@ -216,6 +231,10 @@ pub struct Searched<'a, S> {
 impl<S: Shards> Holders for Searched<'_, S> {
     fn longest(&mut self) -> (&[usize], u64) {
         (&self.search.longest, self.search.matched_tokens())
+    }
+
+    fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
+        self.search.longest_among(wanted, self.shards).unwrap_or_default()
     }
 
     fn tokens_at(&mut self, endpoint: usize) -> u64 {
@@ -409,6 +428,23 @@ mod tests {
         let mut shared = search(prefixes(1, 4), &pool, 0, &mut memory);
         assert_eq!(shared.longest, [0, 2]);
         assert_eq!(shared.learn(1, 0, &mut memory), 4);
+    }
+
+    // Case C11: the holders of the longest match are out of reach; the next shorter match is found, for few reads.
+    #[test]
+    fn c11_the_longest_match_of_those_that_can_be_had() {
+        let (pool, mut memory) = (pool(3), Memory::default());
+        search(prefixes(1, 40), &pool, 0, &mut memory).learn(0, 0, &mut memory);
+        search(prefixes(1, 25), &pool, 0, &mut memory).learn(1, 0, &mut memory);
+        search(prefixes(1, 9), &pool, 0, &mut memory).learn(2, 0, &mut memory);
+        let mut found = search(prefixes(1, 40), &pool, 0, &mut memory);
+        memory.reads = 0;
+        let mut holders = found.holders(&mut memory);
+        assert_eq!(holders.longest_among(&mut |_| true), (vec![0], 4_000));
+        assert_eq!(holders.longest_among(&mut |place| place != 0), (vec![0, 1], 2_500));
+        assert_eq!(holders.longest_among(&mut |place| place == 2), (vec![0, 1, 2], 900));
+        assert_eq!(holders.longest_among(&mut |_| false), (Vec::new(), 0));
+        assert!(memory.reads <= 3 * (3 + 6), "{}", memory.reads);
     }
 
     #[test]

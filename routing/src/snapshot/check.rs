@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
-    Affinity, Choices, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
-    MAX_MODEL_BYTES, MAX_POOLS, Policy, Pool, Snapshot, SnapshotError, admission, is_id, wire,
+    Affinity, Canary, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
+    MAX_MODEL_BYTES, MAX_POOLS, Pool, Snapshot, SnapshotError, admission, is_id, wire,
 };
+use crate::policy::{AnyPolicy, Choices, Score};
 use crate::weight::{Weight, cap};
 
 pub(super) fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
@@ -91,20 +92,8 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
             return refuse(field("adapters"), adapter, "names that models lists too");
         }
     }
-    let policy = match raw.policy.name.as_str() {
-        "p2c" | "" => Policy::P2c,
-        "least_pending_tokens" => Policy::LeastPendingTokens,
-        _ => return refuse(field("policy.name"), raw.policy.name, "p2c or least_pending_tokens"),
-    };
+    let (policy, shadow, canary) = check_policies(&field("policy"), &raw.policy)?;
     let affinity = check_affinity(&field, &raw)?;
-    let choices = match raw.policy.choices {
-        wire::Choices::Word(word) if word == "all" => Choices::All,
-        wire::Choices::Word(word) => return refuse(field("policy.choices"), word, "a number from 1, or all"),
-        wire::Choices::Count(count) => match std::num::NonZeroU32::new(count) {
-            Some(count) => Choices::Count(count),
-            None => return refuse(field("policy.choices"), 0, "a number from 1, or all"),
-        },
-    };
     let (admission, fairness) = admission::check(&field, &raw.admission)?;
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
@@ -135,8 +124,8 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         served_model: raw.served_model,
         adapters: raw.adapters,
         policy,
-        choices,
-        draw: crate::policy::Draw::ByWeight,
+        shadow,
+        canary,
         affinity,
         base_cap: raw.admission.base_cap,
         admission,
@@ -144,6 +133,63 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         spill_to: None,
         endpoints,
     })
+}
+
+/// The policy, the shadow and the canary.
+type Policies = (AnyPolicy, Option<AnyPolicy>, Option<Canary>);
+
+fn check_policies(field: &str, raw: &wire::Policy) -> Result<Policies, SnapshotError> {
+    let policy = check_policy(field, &raw.name, &raw.choices, &raw.score)?;
+    let shadow = match &raw.shadow {
+        Some(shadow) => Some(check_policy(&format!("{field}.shadow"), &shadow.name, &shadow.choices, &shadow.score)?),
+        None => None,
+    };
+    let canary = match &raw.canary {
+        Some(canary) => {
+            let field = format!("{field}.canary");
+            if !(0.0..=100.0).contains(&canary.percent) {
+                return refuse(format!("{field}.percent"), canary.percent, "a number from 0 to 100");
+            }
+            let policy = check_policy(&field, &canary.name, &canary.choices, &canary.score)?;
+            Some(Canary { policy, per_ten_thousand: (canary.percent * 100.0).round() as u16 })
+        }
+        None => None,
+    };
+    Ok((policy, shadow, canary))
+}
+
+fn check_policy(
+    field: &str,
+    name: &str,
+    choices: &wire::Choices,
+    score: &wire::Score,
+) -> Result<AnyPolicy, SnapshotError> {
+    let choices = match choices {
+        wire::Choices::Word(word) if word == "all" => Choices::All,
+        wire::Choices::Count(count) if *count > 0 => {
+            Choices::Count(std::num::NonZeroU32::new(*count).unwrap_or(std::num::NonZeroU32::MIN))
+        }
+        other => return refuse(format!("{field}.choices"), other, "a number from 1, or all"),
+    };
+    let coefficients = [score.active, score.queue, score.latency, score.job, score.throughput, score.kv, score.gpu];
+    let score = match Score::try_new(coefficients) {
+        Ok(score) => score,
+        Err(_) if coefficients.iter().all(|value| *value == 0.0) => {
+            return refuse(format!("{field}.score"), "0 throughout", "at least one coefficient above 0");
+        }
+        Err(term) => {
+            let value = coefficients.get(term as usize).copied().unwrap_or_default();
+            return refuse(format!("{field}.score.{}", term.as_str()), value, "a number from 0 to 10000");
+        }
+    };
+    match AnyPolicy::named(name, choices, score) {
+        Some(policy) => Ok(policy),
+        None => refuse(
+            format!("{field}.name"),
+            name,
+            "p2c, score, least_pending_tokens, round_robin, random or least_request",
+        ),
+    }
 }
 
 /// What stands in for the pool's median throughput until somebody is measured, in tokens/s.

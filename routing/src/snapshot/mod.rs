@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::admission::Admission;
+use crate::policy::AnyPolicy;
 use crate::weight::Weight;
 
 /// The only `format` this code reads.
@@ -79,12 +80,12 @@ pub struct Pool {
     pub served_model: Option<String>,
     /// Names that the engines know themselves (LoRA adapters), in the order given.
     pub adapters: Vec<String>,
-    /// What is compared.
-    pub policy: Policy,
-    /// How many distinct endpoints are drawn and compared.
-    pub choices: Choices,
-    /// How they are drawn.
-    pub draw: crate::policy::Draw,
+    /// Which endpoint takes a request.
+    pub policy: AnyPolicy,
+    /// A second policy, which decides too and routes nothing.
+    pub shadow: Option<AnyPolicy>,
+    /// A policy that takes some of the requests.
+    pub canary: Option<Canary>,
     /// When to stay with the holder of a prompt's prefix.
     pub affinity: Affinity,
     /// In-flight requests per unit of weight.
@@ -113,15 +114,33 @@ impl Pool {
             _ => asked,
         }
     }
+
+    /// The policy for a request with this hash of its id, and whether it is the canary: the same for the same id, at every
+    /// Envoy. A request without an id is never the canary's.
+    #[must_use]
+    pub fn policy_for(&self, id_hash: Option<u64>) -> (&AnyPolicy, bool) {
+        match (&self.canary, id_hash) {
+            (Some(canary), Some(hash)) if hash % 10_000 < canary.per_ten_thousand.into() => (&canary.policy, true),
+            _ => (&self.policy, false),
+        }
+    }
 }
 
-/// What the policy compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// Requests in flight per weight.
-    P2c,
-    /// Pending tokens per weight.
-    LeastPendingTokens,
+/// A policy that takes a share of a pool's requests.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Canary {
+    /// The policy.
+    pub policy: AnyPolicy,
+    /// Its share, in requests of 10,000.
+    pub per_ten_thousand: u16,
+}
+
+impl Canary {
+    /// What [`Pool::policy_for`] goes by: a hash of the request's id (`x-request-id`).
+    #[must_use]
+    pub fn hash(id: &[u8]) -> u64 {
+        xxh3_64(id)
+    }
 }
 
 /// Checked settings of prefix affinity; see [`crate::affinity`] for what they mean together.
@@ -137,15 +156,6 @@ pub struct Affinity {
     pub max_allowance: f64,
     /// Median throughput of the pool's measured endpoints in tokens/s.
     pub median_tps: f64,
-}
-
-/// How many distinct endpoints the policy draws and compares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choices {
-    /// That many, drawn in proportion to weight.
-    Count(std::num::NonZeroU32),
-    /// Every eligible one.
-    All,
 }
 
 /// A checked endpoint.

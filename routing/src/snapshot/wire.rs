@@ -89,19 +89,99 @@ pub struct Pool {
     pub endpoints: Vec<Endpoint>,
 }
 
-/// `policy: {name: p2c, choices: 2}`.
+/// `policy: {name: p2c, choices: 2, shadow: {name: score}, canary: {name: score, percent: 5}}`. See [`crate::policy`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Policy {
-    /// `p2c` or `least_pending_tokens`.
+    /// One of [`AnyPolicy::NAMES`](crate::policy::AnyPolicy::NAMES).
     pub name: String,
-    /// How many distinct endpoints are drawn and compared: a number from 1, or `all`.
-    #[serde(default)]
+    /// How many distinct endpoints are drawn and compared: a number from 1, or `all`. For `p2c`, `least_pending_tokens` and
+    /// `least_request`.
     pub choices: Choices,
+    /// What each term of `score` counts.
+    #[serde(skip_serializing_if = "Score::is_default")]
+    pub score: Score,
+    /// A second policy, which decides too and routes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
+    /// A policy that takes some of the requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Policy { name: "p2c".into(), choices: Choices::default() }
+        Policy { name: "p2c".into(), choices: Choices::default(), score: Score::default(), shadow: None, canary: None }
+    }
+}
+
+/// `shadow: {name: score}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Shadow {
+    /// As [`Policy::name`].
+    pub name: String,
+    /// As [`Policy::choices`].
+    #[serde(default)]
+    pub choices: Choices,
+    /// As [`Policy::score`].
+    #[serde(default, skip_serializing_if = "Score::is_default")]
+    pub score: Score,
+}
+
+/// `canary: {name: score, percent: 5}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Canary {
+    /// As [`Policy::name`].
+    pub name: String,
+    /// As [`Policy::choices`].
+    #[serde(default)]
+    pub choices: Choices,
+    /// As [`Policy::score`].
+    #[serde(default, skip_serializing_if = "Score::is_default")]
+    pub score: Score,
+    /// Its share of the pool's requests, 0 to 100, in steps of 0.01.
+    pub percent: f64,
+}
+
+/// `score: {active: 100, queue: 10, ...}`: points per unit of each term, 0 to 10,000. See [`crate::policy::score`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Score {
+    /// Each request in flight.
+    pub active: f64,
+    /// Each request that waits inside the engine.
+    pub queue: f64,
+    /// The slowest to its first token, of the candidates.
+    pub latency: f64,
+    /// The one at which the request costs most, of the candidates.
+    pub job: f64,
+    /// The fastest in tokens/s, of the candidates; subtracted.
+    pub throughput: f64,
+    /// A full KV cache.
+    pub kv: f64,
+    /// A busy GPU.
+    pub gpu: f64,
+}
+
+impl Score {
+    fn is_default(&self) -> bool {
+        *self == Score::default()
+    }
+}
+
+impl Default for Score {
+    fn default() -> Self {
+        use crate::policy::score::Term;
+        let points = |term| crate::policy::Score::default().coefficient(term);
+        Score {
+            active: points(Term::Active),
+            queue: points(Term::Queue),
+            latency: points(Term::Latency),
+            job: points(Term::Job),
+            throughput: points(Term::Throughput),
+            kv: points(Term::Kv),
+            gpu: points(Term::Gpu),
+        }
     }
 }
 
@@ -113,6 +193,15 @@ pub enum Choices {
     Count(u32),
     /// `all` (any other word is refused when the snapshot is checked).
     Word(String),
+}
+
+impl std::fmt::Display for Choices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Choices::Count(count) => write!(f, "{count}"),
+            Choices::Word(word) => f.write_str(word),
+        }
+    }
 }
 
 impl Default for Choices {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::Context;
 use engine_sim::model::{EventKind, Model, Nanos, Request, seconds};
+use weighbridge_routing::signals::{Amount, Share, Signals};
 
 use crate::fleet::Fleet;
 use crate::policy::Router;
@@ -31,7 +32,24 @@ struct Gateway<'a> {
     workload: &'a mut dyn Workload,
     router: &'a mut dyn Router,
     placed: HashMap<u64, Placed>,
+    averages: Vec<Averages>,
+    /// When the engines are asked next.
+    ask_at: Nanos,
     outcome: Outcome,
+}
+
+/// How often the engines are asked what they do.
+const SIGNALS_EVERY: Nanos = 250_000_000;
+
+/// Moving averages of one endpoint's answers, each new one counting a tenth.
+#[derive(Debug, Clone, Copy, Default)]
+struct Averages {
+    ttft_ms: Option<f64>,
+    tps: Option<f64>,
+}
+
+fn move_on(average: &mut Option<f64>, value: f64) {
+    *average = Some(average.map_or(value, |average| 0.9 * average + 0.1 * value));
 }
 
 /// Runs until everything is answered. The first `warm_up` requests are not measured.
@@ -47,7 +65,8 @@ pub fn run(
     let engines = fleet.engines.iter().map(|profile| Model::new(profile.clone())).collect::<Result<Vec<_>, _>>()?;
     let due = vec![None; engines.len()];
     let outcome = Outcome::new(engines.len());
-    let mut gateway = Gateway { engines, due, workload, router, placed: HashMap::new(), outcome };
+    let averages = vec![Averages::default(); engines.len()];
+    let mut gateway = Gateway { engines, due, workload, router, placed: HashMap::new(), averages, ask_at: 0, outcome };
     let mut id = 0;
     let mut now = 0;
     loop {
@@ -76,6 +95,7 @@ pub fn run(
 
 impl Gateway<'_> {
     fn arrive(&mut self, id: u64, call: Call, now: Nanos, measured: bool) {
+        self.ask_engines(now);
         let Some(routed) = self.router.route(id, &call, now / 1_000_000) else {
             self.refuse(&call, now, measured);
             return;
@@ -104,6 +124,30 @@ impl Gateway<'_> {
         self.collect(routed.endpoint);
     }
 
+    /// Tells the router what the engines say, when it is time to.
+    fn ask_engines(&mut self, now: Nanos) {
+        if now < self.ask_at {
+            return;
+        }
+        self.ask_at = now + SIGNALS_EVERY;
+        let signals: Vec<Signals> = self
+            .engines
+            .iter()
+            .zip(&self.averages)
+            .map(|(engine, averages)| {
+                let stats = engine.stats();
+                Signals {
+                    waiting: u32::try_from(stats.waiting).ok(),
+                    kv: Share::try_new(stats.kv_usage),
+                    ttft_ms: averages.ttft_ms.and_then(Amount::try_new),
+                    tps: averages.tps.and_then(Amount::try_new),
+                    ..Signals::default()
+                }
+            })
+            .collect();
+        self.router.hear(&signals);
+    }
+
     fn refuse(&mut self, call: &Call, now: Nanos, measured: bool) {
         self.outcome.refused += u64::from(measured);
         self.workload.ended(call.conversation, now, false);
@@ -125,6 +169,7 @@ impl Gateway<'_> {
                     self.placed.remove(&event.id);
                     let added = placed.prompt_tokens - placed.cached_tokens + output_tokens;
                     self.router.finished(event.id, added, event.at / 1_000_000);
+                    self.average(&placed, event.at, output_tokens);
                     self.workload.ended(placed.conversation, event.at, true);
                     if placed.measured {
                         self.measure(&placed, event.at, output_tokens);
@@ -133,6 +178,14 @@ impl Gateway<'_> {
             }
         }
         self.due[nth] = self.engines[nth].next_event();
+    }
+
+    fn average(&mut self, placed: &Placed, end: Nanos, output_tokens: u64) {
+        let Some((first, averages)) = placed.first_token.zip(self.averages.get_mut(placed.endpoint)) else { return };
+        move_on(&mut averages.ttft_ms, seconds(first.saturating_sub(placed.arrived)) * 1e3);
+        if output_tokens > 1 && end > first {
+            move_on(&mut averages.tps, (output_tokens - 1) as f64 / seconds(end - first));
+        }
     }
 
     fn measure(&mut self, placed: &Placed, end: Nanos, output_tokens: u64) {

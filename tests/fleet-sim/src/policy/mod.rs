@@ -4,7 +4,8 @@ mod baselines;
 mod ours;
 
 use clap::ValueEnum;
-use weighbridge_routing::snapshot::Pool;
+use weighbridge_routing::policy::{AnyPolicy, Draw};
+use weighbridge_routing::signals::Signals;
 
 pub use ours::{Memory, Ours};
 
@@ -21,6 +22,8 @@ pub enum Policy {
     Affinity,
     /// As p2c, but drawn uniformly.
     Uniform,
+    /// Ours by score, with affinity and what the engines say every 250 ms.
+    Score,
     /// One after the other.
     RoundRobin,
     /// Anyone.
@@ -35,10 +38,11 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::P2c,
         Self::Affinity,
         Self::LeastPendingTokens,
+        Self::Score,
         Self::Uniform,
         Self::RoundRobin,
         Self::Random,
@@ -60,12 +64,28 @@ impl Policy {
         let ours = |policy, affinity| -> anyhow::Result<Box<dyn Router>> {
             Ok(Box::new(Ours::new(fleet.pool(policy, 2, affinity, k)?, median_output, seed)))
         };
-        let baseline = |pool: Pool| baselines::Baseline::new(self, pool, seed);
+        // What others do has no cap: what an engine cannot run yet waits there.
+        let uncapped = |policy| -> anyhow::Result<Box<dyn Router>> {
+            let mut pool = fleet.pool(policy, 2, false, k)?;
+            pool.endpoints.iter_mut().for_each(|endpoint| endpoint.cap = u32::MAX);
+            Ok(Box::new(Ours::new(pool, median_output, seed)))
+        };
         match self {
             Self::P2c => ours("p2c", false),
             Self::Affinity => ours("p2c", true),
             Self::LeastPendingTokens => ours("least_pending_tokens", true),
-            _ => Ok(Box::new(baseline(fleet.pool("p2c", 2, false, k)?))),
+            Self::Score => ours("score", true),
+            Self::Uniform => {
+                let mut pool = fleet.pool("p2c", 2, false, k)?;
+                if let AnyPolicy::P2c(p2c) = &mut pool.policy {
+                    p2c.draw = Draw::Uniformly;
+                }
+                Ok(Box::new(Ours::new(pool, median_output, seed)))
+            }
+            Self::RoundRobin => uncapped("round_robin"),
+            Self::Random => uncapped("random"),
+            Self::LeastRequest => uncapped("least_request"),
+            Self::Hash => Ok(Box::new(baselines::Hash::new(fleet.engines.len()))),
         }
     }
 }
@@ -87,6 +107,8 @@ pub trait Router {
     fn first_token(&mut self, id: u64, now_ms: u64);
     /// It is done, having put so many tokens into the engine's cache.
     fn finished(&mut self, id: u64, added_tokens: u64, now_ms: u64);
+    /// What the engines say, in the order of the fleet.
+    fn hear(&mut self, _: &[Signals]) {}
     /// Bytes of what it remembers about prefixes.
     fn index_bytes(&self) -> usize {
         0

@@ -6,6 +6,7 @@ use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::live::{Charge, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
 use weighbridge_routing::prefix::index::{SHARDS, Search, Shards};
 use weighbridge_routing::rng::SplitMix64;
+use weighbridge_routing::signals::Signals;
 use weighbridge_routing::snapshot::Pool;
 
 use super::{Routed, Router};
@@ -75,6 +76,7 @@ pub struct Ours {
     rng: SplitMix64,
     median_output: u64,
     placed: HashMap<u64, Placed>,
+    signals: Vec<Signals>,
 }
 
 impl Ours {
@@ -89,13 +91,14 @@ impl Ours {
             rng: SplitMix64::seeded(seed),
             median_output,
             placed: HashMap::new(),
+            signals: Vec::new(),
         }
     }
 }
 
 impl Router for Ours {
     fn route(&mut self, id: u64, call: &Call, now_ms: u64) -> Option<Routed> {
-        let Self { pool, row, value, memory, rng, .. } = self;
+        let Self { pool, row, value, memory, rng, signals, .. } = self;
         let prefixes = if pool.affinity.enabled { call.prefixes.clone() } else { Vec::new() };
         let home = prefixes.first().map(|prefix| prefix.hash);
         let clock = |place: usize| pool.endpoints.get(place).map_or(0, |endpoint| row.clock(endpoint.key, place));
@@ -106,7 +109,7 @@ impl Router for Ours {
             output_tokens: self.median_output,
             ..Ask::default()
         };
-        let question = Question { pool, ask: &ask, signals: &[], now_ms };
+        let question = Question { pool, ask: &ask, signals, now_ms };
         let Verdict::Admitted(admitted) = row.admit(value, &question, &mut search.holders(memory), rng).result else {
             return None;
         };
@@ -132,6 +135,11 @@ impl Router for Ours {
             let report = Report { outcome: Outcome::Success, trial: false, added_tokens };
             let _ = self.row.release(&mut self.value, &self.pool, endpoint, charge, report, now_ms);
         }
+    }
+
+    fn hear(&mut self, signals: &[Signals]) {
+        self.signals.clear();
+        self.signals.extend(signals);
     }
 
     fn index_bytes(&self) -> usize {

@@ -10,150 +10,71 @@
 //! - a tie goes to the higher weight, and between equal weights to chance (else one of four equal idle endpoints would
 //!   get everything).
 //!
-//! Cost: `O(choices x n)` for drawing, `O(n)` when `choices` covers all. Loads are compared in integers
-//! (`load_a x weight_b` against `load_b x weight_a`, weights in hundredths), so equal means equal.
+//! Requests in flight are those of this Envoy and, as far as it has been told, those from elsewhere; without signals its own.
+//! One request of affinity's allowance is one request.
+//!
+//! Cost: `O(choices x n)` for drawing, `O(n)` when `choices` covers all.
 //!
 //! Source: Mitzenmacher, "The power of two choices in randomized load balancing" (2001); drawing in proportion to
 //! capacity: Berenbrink et al., "Balls into non-uniform bins" (2014).
 
-use std::cmp::Ordering;
-
+use super::draw::{Draw, Tie, best, draw};
+use super::score::Frame;
+use super::{Candidate, Choice, Choices, Policy, Scene, per_weight};
+use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
-use crate::snapshot::Choices;
 use crate::weight::Weight;
 
-/// An eligible endpoint, reduced to what the policy looks at.
-#[derive(Debug, Clone, Copy)]
-pub struct Candidate {
-    /// Place in the pool.
-    pub index: usize,
-    /// Relative capacity.
-    pub weight: Weight,
-    /// What it carries: requests in flight, or pending tokens, as the pool's policy has it.
-    pub load: u32,
+/// The fewest requests in flight per weight, of `choices` drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct P2c {
+    /// How many are drawn.
+    pub choices: Choices,
+    /// How they are drawn. Uniformly is for comparison in simulations; no configuration selects it.
+    pub draw: Draw,
 }
 
-impl Candidate {
-    /// Load per weight.
-    #[must_use]
-    pub fn per_weight(&self) -> f64 {
-        f64::from(self.load) / self.weight.get()
+impl Policy for P2c {
+    fn weigh(&self, scene: &Scene<'_>, _: &mut dyn Holders, candidates: &mut [Candidate]) -> Frame {
+        for candidate in candidates {
+            candidate.cost = per_weight(scene.load(candidate).total().into(), candidate.weight);
+        }
+        Frame::default()
     }
 
-    /// Less loaded first, then heavier first.
-    #[must_use]
-    pub fn compare(&self, other: &Candidate) -> Ordering {
-        let mine = u64::from(self.load) * u64::from(other.weight.hundredths());
-        let theirs = u64::from(other.load) * u64::from(self.weight.hundredths());
-        mine.cmp(&theirs).then(other.weight.hundredths().cmp(&self.weight.hundredths()))
+    fn choose(
+        &self,
+        _: &Scene<'_>,
+        candidates: &[Candidate],
+        rng: &mut SplitMix64,
+        drawn: &mut Vec<usize>,
+    ) -> Option<(Candidate, Choice)> {
+        choose(candidates, self.choices, self.draw, rng, drawn)
+    }
+
+    fn unit(&self, _: &Scene<'_>, _: &Frame, _: Weight) -> Option<f64> {
+        Some(1.0)
     }
 }
 
-/// How candidates are drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Draw {
-    /// In proportion to weight.
-    #[default]
-    ByWeight,
-    /// Each with the same chance: for comparison in simulations; no configuration selects it.
-    Uniformly,
-}
-
-/// Why the chosen one was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
-    /// It was the only candidate.
-    OnlyOne,
-    /// Nobody had anything to do; it is the heaviest.
-    AllIdle,
-    /// It carries the least for its weight among those drawn.
-    LowerLoad,
-    /// It carries as much for its weight as another, and is heavier.
-    TieHeavier,
-    /// It carries as much as another of the same weight; chance decided.
-    TieChance,
-}
-
-/// Picks one of the candidates; `None` when there are none. `drawn` receives the places in `candidates` that were
-/// compared (all of them when all were).
-pub fn pick(
+/// The cheapest of `choices` drawn; when nobody has anything to do, the heaviest of all.
+pub(super) fn choose(
     candidates: &[Candidate],
     choices: Choices,
-    draw: Draw,
+    how: Draw,
     rng: &mut SplitMix64,
     drawn: &mut Vec<usize>,
 ) -> Option<(Candidate, Choice)> {
-    drawn.clear();
-    let first = *candidates.first()?;
-    if candidates.len() == 1 {
-        drawn.push(0);
-        return Some((first, Choice::OnlyOne));
-    }
-    let all_idle = candidates.iter().all(|candidate| candidate.load == 0);
-    match choices {
-        Choices::Count(count) if !all_idle && (count.get() as usize) < candidates.len() => {
-            draw_distinct(candidates, count.get() as usize, draw, rng, drawn);
-        }
-        _ => drawn.extend(0..candidates.len()),
-    }
-    let mut best: Option<Candidate> = None;
-    let mut how = Choice::LowerLoad;
-    let mut equals = 1;
-    for candidate in drawn.iter().filter_map(|place| candidates.get(*place)) {
-        let Some(held) = best else {
-            best = Some(*candidate);
-            continue;
-        };
-        match candidate.compare(&held) {
-            Ordering::Less => {
-                how = if same_load(candidate, &held) { Choice::TieHeavier } else { Choice::LowerLoad };
-                best = Some(*candidate);
-                equals = 1;
-            }
-            Ordering::Equal => {
-                // Each of k equals ends up chosen with chance 1/k.
-                equals += 1;
-                how = Choice::TieChance;
-                if rng.below(equals) == 0 {
-                    best = Some(*candidate);
-                }
-            }
-            Ordering::Greater if how == Choice::LowerLoad && same_load(candidate, &held) => how = Choice::TieHeavier,
-            Ordering::Greater => {}
-        }
-    }
-    best.map(|best| (best, if all_idle { Choice::AllIdle } else { how }))
-}
-
-fn same_load(a: &Candidate, b: &Candidate) -> bool {
-    u64::from(a.load) * u64::from(b.weight.hundredths()) == u64::from(b.load) * u64::from(a.weight.hundredths())
-}
-
-fn draw_distinct(candidates: &[Candidate], count: usize, draw: Draw, rng: &mut SplitMix64, drawn: &mut Vec<usize>) {
-    let share = |candidate: &Candidate| match draw {
-        Draw::ByWeight => u64::from(candidate.weight.hundredths()),
-        Draw::Uniformly => 1,
-    };
-    let mut left: u64 = candidates.iter().map(share).sum();
-    for _ in 0..count {
-        let mut ticket = rng.below(left);
-        for (place, candidate) in candidates.iter().enumerate() {
-            if drawn.contains(&place) {
-                continue;
-            }
-            let share = share(candidate);
-            if ticket < share {
-                drawn.push(place);
-                left -= share;
-                break;
-            }
-            ticket -= share;
-        }
-    }
+    let all_idle = candidates.iter().all(|candidate| candidate.cost == 0.0);
+    draw(candidates, if all_idle { Choices::All } else { choices }, how, rng, drawn);
+    let (best, choice) = best(candidates, drawn, Tie::Heavier, Choice::LowerLoad, rng)?;
+    Some((best, if all_idle && choice != Choice::OnlyOne { Choice::AllIdle } else { choice }))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Ordering;
+
     use super::*;
     use proptest::prelude::*;
     use std::num::NonZeroU32;
@@ -164,7 +85,7 @@ mod tests {
             .map(|(index, (weight, in_flight))| Candidate {
                 index,
                 weight: Weight::try_new(*weight).unwrap(),
-                load: *in_flight,
+                cost: per_weight(f64::from(*in_flight), Weight::try_new(*weight).unwrap()),
             })
             .collect()
     }
@@ -175,7 +96,7 @@ mod tests {
 
     fn run(of: &[(f64, u32)], choices: Choices, seed: u64) -> (usize, Choice) {
         let (chosen, how) =
-            pick(&candidates(of), choices, Draw::ByWeight, &mut SplitMix64::seeded(seed), &mut Vec::new()).unwrap();
+            choose(&candidates(of), choices, Draw::ByWeight, &mut SplitMix64::seeded(seed), &mut Vec::new()).unwrap();
         (chosen.index, how)
     }
 
@@ -245,7 +166,7 @@ mod tests {
         for (draw, expected) in [(Draw::ByWeight, 1.0 - 6.0 / 110.0), (Draw::Uniformly, 0.5)] {
             let (mut rng, mut drawn, mut with_first) = (SplitMix64::seeded(3), Vec::new(), 0);
             for _ in 0..10_000 {
-                pick(&fleet, two(), draw, &mut rng, &mut drawn).unwrap();
+                choose(&fleet, two(), draw, &mut rng, &mut drawn).unwrap();
                 assert_eq!(drawn.len(), 2);
                 with_first += usize::from(drawn.contains(&0));
             }
@@ -261,7 +182,7 @@ mod tests {
             let fleet = candidates(&fleet);
             let mut drawn = Vec::new();
             let choices = Choices::Count(NonZeroU32::new(count).unwrap());
-            let (best, _) = pick(&fleet, choices, Draw::ByWeight, &mut SplitMix64::seeded(seed), &mut drawn).unwrap();
+            let (best, _) = choose(&fleet, choices, Draw::ByWeight, &mut SplitMix64::seeded(seed), &mut drawn).unwrap();
             let mut distinct = drawn.clone();
             distinct.sort_unstable();
             distinct.dedup();
