@@ -111,6 +111,8 @@ async fn a_sweep_finds_the_knee_and_says_how() {
     assert!(each.windows(2).all(|pair| pair[0] > 0.95 * pair[1]), "{each:?}");
     let snapshot = prober.json("/v1/snapshot").await;
     assert_eq!(snapshot["pools"][0]["endpoints"][0]["cap"], cap);
+    // The last scrape may still be one of the sweep.
+    prober.seen("pair", "idle", |endpoint| endpoint["signals"]["running"] == 0).await;
     let metrics = prober.get("/metrics").await;
     for line in [
         format!("weighbridge_prober_cap{{pool=\"p\",endpoint=\"pair\"}} {cap}.0"),
