@@ -83,7 +83,7 @@ impl Calls {
         now_ms: u64,
         done: impl FnOnce(&mut Vm, Result<Vec<u8>, CallError>) + 'static,
     ) -> Result<(), CallError> {
-        if self.pending.iter().any(|pending| pending.path == path) {
+        if self.is_busy(path) {
             return Err(CallError::Busy);
         }
         let headers =
@@ -94,6 +94,11 @@ impl Calls {
         })?;
         self.pending.push(Pending { token, path, asked_ms: now_ms, done: Box::new(done) });
         Ok(())
+    }
+
+    /// Whether a call for this path is under way.
+    pub(crate) fn is_busy(&self, path: &str) -> bool {
+        self.pending.iter().any(|pending| pending.path == path)
     }
 
     /// Takes out what nobody will answer any more.

@@ -5,7 +5,7 @@
 //! - [`stream`]: one HTTP request, from its headers to its log entry: [`reading`] while its body arrives, [`place`] when it is
 //!   there, [`waiting`] while no slot is free, [`steer`] when it has its endpoint, [`placed`] from then on.
 //! - [`wake`]: how VMs tell each other that waiting requests have got slots.
-//! - [`calls`]: HTTP calls to the prober.
+//! - [`calls`]: HTTP calls to the prober; [`signals`]: what this Envoy tells it about load, and hears from it.
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
 //! - [`records`]: decision records on their way to the prober.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
@@ -28,6 +28,7 @@ mod placed;
 mod reading;
 mod records;
 mod root;
+mod signals;
 mod stats;
 mod steer;
 mod stream;

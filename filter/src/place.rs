@@ -198,7 +198,8 @@ struct Trial {
 /// Writes down that a request goes no further, `waited_ms` after it came.
 pub(crate) fn record(decision: Decision<'_>, waited_ms: u64) {
     let time_ms = vm::with(|vm| vm.unix_ms(host::now_ms().saturating_sub(waited_ms)));
-    let record = Decision { time_ms, ..decision }.to_json();
+    let signals = vm::with(|vm| vm.exchange.word());
+    let record = Decision { time_ms, signals, ..decision }.to_json();
     let _ = host::set_property(DECISION_STATE, &record);
     vm::with(|vm| vm.tell(&record, Went { troubled: true, total_ms: waited_ms }));
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use weighbridge_routing::decision::{Decision, QueueRecord, ResultRecord};
 use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::exchange::served::Sample as Served;
 use weighbridge_routing::learnt::Sample;
 use weighbridge_routing::live::{Admitted, Outcome, Report, WORTH_TELLING_TOKENS};
 use weighbridge_routing::prefix::index::Search;
@@ -57,6 +58,8 @@ pub(crate) struct Placed {
     answered: bool,
     status: u16,
     ttft_ms: Option<u64>,
+    /// Whether what others said was of late when it was picked.
+    signals: Option<&'static str>,
 }
 
 impl Placed {
@@ -74,6 +77,7 @@ impl Placed {
             answered: false,
             status: 0,
             ttft_ms: None,
+            signals: vm::with(|vm| vm.exchange.word()),
         }
     }
 
@@ -253,7 +257,12 @@ impl Placed {
         if let Some(to) = pool.endpoints.get(at) {
             let outcome = if attempts() > 1 { Outcome::Failure } else { Outcome::Neutral };
             let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
-            vm::with(|vm| vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms()));
+            vm::with(|vm| {
+                vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms());
+                if outcome == Outcome::Failure {
+                    vm.served(pool, from, &Served { error: true, ..Served::default() });
+                }
+            });
             self.at = at;
         }
     }
@@ -279,6 +288,9 @@ impl Placed {
             vm.release(pool, endpoint, self.admitted.charge, report, now_ms);
             if self.is_success() && !facts.error {
                 vm.learn(pool, &self.sample(&facts));
+            }
+            if let Some(served) = self.served(outcome, &facts, now_ms) {
+                vm.served(pool, endpoint, &served);
             }
             if let Some(id) = facts.response_id.filter(|_| self.known.generates) {
                 vm.learn_response(pool, endpoint, id, self.at, now_ms);
@@ -311,6 +323,21 @@ impl Placed {
             prompt_tokens: facts.prompt_tokens,
             output_tokens: facts.completion_tokens.filter(|_| self.known.generates),
             long: self.known.long,
+        }
+    }
+
+    /// What this request says about its endpoint's service; nothing when it was cut by its client, pushed back, or
+    /// refused for what it asked.
+    fn served(&self, outcome: Outcome, facts: &Facts, now_ms: u64) -> Option<Served> {
+        match outcome {
+            Outcome::Failure => Some(Served { error: true, ..Served::default() }),
+            Outcome::Success if self.is_success() && self.known.generates => Some(Served {
+                error: false,
+                ttft_ms: self.ttft_ms.filter(|_| self.known.stream),
+                e2e_ms: Some(now_ms.saturating_sub(self.known.started_ms)),
+                tokens: facts.completion_tokens,
+            }),
+            Outcome::Success | Outcome::Neutral => None,
         }
     }
 
@@ -349,6 +376,7 @@ impl Placed {
     fn decision(&self) -> Option<Decision<'_>> {
         let mut decision = Decision::admitted(self.pool()?, self.snapshot.version, &self.known.ask, &self.admitted);
         decision.time_ms = vm::with(|vm| vm.unix_ms(self.known.started_ms));
+        decision.signals = self.signals;
         if let Some(asked) = &self.known.spilled_from {
             decision.reason = SPILL;
             decision.spilled_from = Some(asked);

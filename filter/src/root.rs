@@ -4,12 +4,13 @@ use std::cell::Cell;
 
 use crate::abi;
 use crate::host::{self, Buffer, Level, Queue};
+use crate::signals;
 use crate::vm::{self, Due};
 use crate::waiting::{Turn, Waiting};
 use crate::wake;
 
-/// Two ticks a second: statistics are at most that old, and a dead VM is noticed within three seconds.
-const TICK_MS: u32 = 500;
+/// Twice a second come the slow ticks: statistics are at most that old, and a dead VM is noticed within three seconds.
+const SLOW_MS: u32 = 500;
 /// While requests of this VM wait: deadlines are met so closely, and a wake-up that was lost costs at most twice this.
 const WAITING_TICK_MS: u32 = 50;
 
@@ -33,7 +34,7 @@ pub(crate) fn on_configure(root: u32, size: usize) -> bool {
         Ok(()) => {
             // What the root context before this one had registered goes with it.
             vm::with(|vm| vm.hear());
-            let tick_ms = if vm::with(|vm| vm.has_waiters()) { WAITING_TICK_MS } else { TICK_MS };
+            let tick_ms = tick_ms();
             PACE.set(Pace { root, tick_ms, slow_due_ms: PACE.get().slow_due_ms });
             host::set_tick_period_ms(tick_ms);
             vm::with(|vm| vm.dispatch(host::now_ms()));
@@ -46,12 +47,17 @@ pub(crate) fn on_configure(root: u32, size: usize) -> bool {
     }
 }
 
+fn tick_ms() -> u32 {
+    vm::with(|vm| if vm.has_waiters() { WAITING_TICK_MS } else { vm.tick_ms() })
+}
+
 pub(crate) fn on_tick() {
     let now_ms = host::now_ms();
     let mut pace = PACE.get();
+    vm::with(|vm| signals::tick(vm, now_ms));
     if now_ms >= pace.slow_due_ms {
         // Half a fast tick early rather than late.
-        pace.slow_due_ms = now_ms + u64::from(TICK_MS - WAITING_TICK_MS / 2);
+        pace.slow_due_ms = now_ms + u64::from(SLOW_MS - WAITING_TICK_MS / 2);
         PACE.set(pace);
         vm::with(vm::Vm::tick);
     }
@@ -62,7 +68,7 @@ pub(crate) fn on_tick() {
         });
     }
     back_to_root();
-    let tick_ms = if vm::with(|vm| vm.has_waiters()) { WAITING_TICK_MS } else { TICK_MS };
+    let tick_ms = tick_ms();
     if tick_ms != pace.tick_ms {
         PACE.set(Pace { tick_ms, ..pace });
         host::set_tick_period_ms(tick_ms);

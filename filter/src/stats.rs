@@ -123,6 +123,11 @@ impl Stats {
         self.sample("weighbridge_queue_wait_ms", pool, ms);
     }
 
+    /// A call to the prober of this family, by how it ended.
+    pub(crate) fn call(&mut self, family: &'static str, result: &'static str) {
+        self.count(result, pool_key(family), || format!("{family}.result.{result}"));
+    }
+
     /// Time to the first token of a stream, or the first byte of another answer.
     pub(crate) fn ttft(&mut self, pool: &str, ms: u64) {
         self.sample("weighbridge_ttft_ms", pool, ms);

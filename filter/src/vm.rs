@@ -3,12 +3,14 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use weighbridge_routing::admission::expected_wait_ms;
 use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::exchange::served::Sample as Served;
 use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
-use weighbridge_routing::live::beats::{Beat, Beats};
+use weighbridge_routing::live::beats::{Beat, Beats, LEASE_MS};
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{
     Change, Charge, Claim, Ejected, Left, Look, Question, Report, Row, SharedValue, Standing, StoreError, Table,
@@ -22,6 +24,7 @@ use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, Snaps
 use crate::calls::{self, Calls};
 use crate::host::{self, Index, Level, Shared};
 use crate::records::{self, Records, Went};
+use crate::signals::{self, Exchange, Heard};
 pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
 use crate::wake::Wakes;
@@ -29,6 +32,8 @@ use crate::wake::Wakes;
 const SNAPSHOT: &str = "snapshot";
 const SNAPSHOT_VERSION: &str = "snapshot/version";
 const BEATS: &str = "beats/1";
+/// How often ticks come at the most, and at the least.
+const TICK_MS: RangeInclusive<u64> = 50..=500;
 /// A wake-up that has not come so long after a tick saw the slot is taken for lost. Not counted in ticks: while old root
 /// contexts live on for the sake of their streams, each of them ticks.
 const WAKE_MS: u64 = 50;
@@ -53,6 +58,8 @@ struct PoolState {
     learnt: Learnt,
     /// Not yet shared with the other VMs.
     pending: Pending,
+    /// What the prober says, and is to be told.
+    heard: Heard,
 }
 
 /// The state of one VM.
@@ -75,6 +82,10 @@ pub(crate) struct Vm {
     pub(crate) calls: Calls,
     /// Decision records for the prober.
     pub(crate) records: Records,
+    /// How far this VM is in the exchange with it.
+    pub(crate) exchange: Exchange,
+    /// Until when this VM leads without asking again.
+    leads_until_ms: u64,
 }
 
 /// Where a waiting request is found.
@@ -117,6 +128,8 @@ impl Vm {
             stats: Stats::default(),
             calls: Calls::default(),
             records: Records::default(),
+            exchange: Exchange::default(),
+            leads_until_ms: 0,
         }
     }
 
@@ -169,9 +182,13 @@ impl Vm {
         }
         // Pools come and go; what holds nothing and is named no more is forgotten.
         self.pools.retain(|held| {
-            !held.row.is_idle() || !held.pending.is_empty() || snapshot.pools.iter().any(|pool| pool.name == held.pool)
+            !held.row.is_idle()
+                || !held.pending.is_empty()
+                || !held.heard.is_empty()
+                || snapshot.pools.iter().any(|pool| pool.name == held.pool)
         });
         create_if_absent(BEATS, &Beats::default().encode());
+        signals::create_shared(&snapshot, self.id);
         self.adopted_unix_ms = host::unix_ms();
         self.unix_offset_ms = self.adopted_unix_ms.wrapping_sub(host::now_ms());
         self.records.name(match host::property("xds\0node\0id") {
@@ -180,6 +197,7 @@ impl Vm {
             _ => format!("{:016x}", self.id),
         });
         self.snapshot = Some(Rc::new(snapshot));
+        signals::configured(self);
         Ok(())
     }
 
@@ -234,7 +252,7 @@ impl Vm {
     pub(crate) fn admit(&mut self, pool: &Pool, ask: &Ask, search: &mut Search, now_ms: u64) -> Verdict {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let (mut index, mut shared) = (Index, Shared(&held.live_key));
-        let question = Question { pool, ask, signals: &[], now_ms };
+        let question = Question { pool, ask, signals: held.heard.signals(pool), now_ms };
         let change = held.row.admit(&mut shared, &question, &mut search.holders(&mut index), &mut self.rng);
         self.changed(pool, change)
     }
@@ -398,14 +416,54 @@ impl Vm {
         due
     }
 
+    /// How often ticks are to come while nobody waits: once per interval of the signals, and at least twice a second.
+    pub(crate) fn tick_ms(&self) -> u32 {
+        let interval_ms = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.signals_interval_ms);
+        let wanted_ms = if interval_ms == 0 { *TICK_MS.end() } else { interval_ms };
+        wanted_ms.clamp(*TICK_MS.start(), *TICK_MS.end()) as u32
+    }
+
+    /// Whether this VM does what one VM per Envoy does, going by its last beat.
+    pub(crate) fn leads(&self, now_ms: u64) -> bool {
+        now_ms < self.leads_until_ms
+    }
+
+    /// Takes in what others have in flight in a pool: whoever waits goes by it, too.
+    pub(crate) fn take_in(&mut self, pool: &Pool) {
+        let held = pool_state(&mut self.pools, self.id, &pool.name);
+        let signals = held.heard.signals(pool);
+        held.row.hear(pool.endpoints.iter().zip(signals).map(|(endpoint, said)| (endpoint.key, said.elsewhere)));
+    }
+
+    /// Works on what is known of a pool from the prober.
+    pub(crate) fn heard<T>(&mut self, pool: &str, work: impl FnOnce(&mut Heard) -> T) -> T {
+        work(&mut pool_state(&mut self.pools, self.id, pool).heard)
+    }
+
+    /// A request has ended, or an attempt of one has failed.
+    pub(crate) fn served(&mut self, pool: &Pool, endpoint: &Endpoint, sample: &Served) {
+        self.heard(&pool.name, |heard| heard.served(endpoint.key, sample));
+    }
+
+    /// What this Envoy has in flight in a pool, over all its VMs: requests that wait, and per endpoint requests and
+    /// pending tokens.
+    pub(crate) fn own_loads(&self, pool: &Pool) -> (u32, Vec<(u32, u32)>) {
+        let table = Shared(&live_key(&pool.name)).load().0.and_then(Table::decode).unwrap_or_default();
+        let loads = pool.endpoints.iter().enumerate().map(|(hint, endpoint)| {
+            let counts = table.find(endpoint.key, hint).map(|slot| table.total(slot)).unwrap_or_default();
+            (counts.in_flight, counts.pending_tokens)
+        });
+        (u32::try_from(table.waiters()).unwrap_or(u32::MAX), loads.collect())
+    }
+
     /// Twice a second: flush the statistics, say that this VM lives, and where it holds the lease, do what one VM per
     /// Envoy does.
     pub(crate) fn tick(&mut self) {
-        self.stats.flush();
         let now_ms = host::now_ms();
         self.unix_offset_ms = host::unix_ms().wrapping_sub(now_ms);
         calls::expire(self, now_ms);
         records::send(self, now_ms);
+        self.stats.flush();
         // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
         for PoolState { live_key, row, .. } in &mut self.pools {
             if row.look(&mut Shared(live_key)) == Look::Missing && row.rewrite(&mut Shared(live_key)).is_err() {
@@ -417,6 +475,7 @@ impl Vm {
             if let Ok(learnt) = learnt::publish(&mut Shared(&held.learnt_key), &mut held.pending) {
                 held.learnt = learnt;
             }
+            held.heard.publish(&held.pool);
         }
         if let Some(beats) = self.beat() {
             self.lead(&beats, now_ms);
@@ -440,6 +499,7 @@ impl Vm {
             if leads {
                 beats.forget_dead(now_ms);
             }
+            self.leads_until_ms = if leads { now_ms.saturating_add(LEASE_MS) } else { 0 };
             match value.store(&beats.encode(), token) {
                 Ok(()) => {
                     if beat == Beat::New {
@@ -471,6 +531,10 @@ impl Vm {
         // Versions of the prober are times; a static fallback's is not, and is as old as its loading.
         let since = if snapshot.version > 1_000_000_000_000 { snapshot.version } else { self.adopted_unix_ms };
         self.stats.gauge("weighbridge_snapshot_age_s", unix_ms.saturating_sub(since) / 1_000);
+        if let Some(age) = self.exchange.age(now_ms) {
+            self.stats.gauge("weighbridge_signals_age_ms", age.ms);
+            self.stats.gauge("weighbridge_signals_stale", age.stale.into());
+        }
         let mut published = HashSet::new();
         for pool in &snapshot.pools {
             let held = pool_state(&mut self.pools, self.id, &pool.name);
@@ -529,7 +593,7 @@ fn learnt_key(pool: &str) -> String {
     format!("learnt/1/{pool}")
 }
 
-fn create_if_absent(key: &str, value: &[u8]) {
+pub(crate) fn create_if_absent(key: &str, value: &[u8]) {
     if host::shared_data(key).0.is_none() {
         // A failure shows at the first change, which counts it.
         let _ = host::set_shared_data(key, value, 0);
@@ -550,6 +614,7 @@ fn pool_state<'a>(pools: &'a mut Vec<PoolState>, id: u64, pool: &str) -> &'a mut
             learnt_key,
             learnt,
             pending: Pending::default(),
+            heard: Heard::default(),
         });
     }
     &mut pools[place]

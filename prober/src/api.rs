@@ -6,6 +6,7 @@ mod decisions;
 mod endpoints;
 mod error;
 mod operations;
+mod signals;
 mod status;
 mod views;
 
@@ -46,7 +47,7 @@ const MAX_BODY: usize = 256 << 10;
         decisions::take,
         status::snapshot,
         status::envoys,
-        status::signals,
+        signals::exchange,
         status::healthz,
         status::readyz,
         status::metrics,
@@ -66,8 +67,8 @@ pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
         .route("/v1/endpoints/{id}/drain", put(operations::drain).delete(operations::undrain))
         .route("/v1/snapshot", get(status::snapshot))
         .route("/v1/envoys", get(status::envoys))
-        .route("/v1/signals", post(status::signals))
         .route("/v1/decisions", decisions)
+        .route("/v1/signals", post(signals::exchange).layer(DefaultBodyLimit::max(signals::MAX_REPORT)))
         .layer(middleware::from_fn_with_state(token.map(Arc::new), auth::check));
     Router::new()
         .merge(guarded)

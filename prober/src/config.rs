@@ -7,6 +7,7 @@
 mod checked;
 mod raw;
 mod shape;
+mod signals;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
 use crate::caps::Sizing;
+pub use signals::{Dcgm, Signals, Whose};
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
@@ -38,10 +40,10 @@ pub struct Config {
     pub probe: Probe,
     /// How to check health.
     pub health: Health,
-    /// How often the engines' metrics are read.
-    pub signals_interval: Duration,
     /// Decision records kept per pool.
     pub decisions_keep: usize,
+    /// How to watch load.
+    pub signals: Signals,
     /// Base URLs of Envoy admin interfaces, for the idle check.
     pub envoy_admin: Vec<String>,
     /// The pools.

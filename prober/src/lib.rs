@@ -20,6 +20,7 @@ pub mod config;
 pub mod decisions;
 pub mod engine;
 pub mod envoy_admin;
+pub mod exchange;
 pub mod explain;
 pub mod members;
 pub mod metrics;
@@ -141,6 +142,18 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     let (members, stop) = (Arc::clone(&service), shutdown.clone());
     tasks.spawn(async move {
         members::run(members, stop).await;
+        Ok(())
+    });
+    for url in service.read(|registry| registry.gpus.urls()) {
+        let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
+        tasks.spawn(async move {
+            watch::gpus(service, url, shutdown).await;
+            Ok(())
+        });
+    }
+    let (averages, stop) = (Arc::clone(&service), shutdown.clone());
+    tasks.spawn(async move {
+        watch::averages(averages, stop).await;
         Ok(())
     });
     let xds_shutdown = CancellationToken::new();

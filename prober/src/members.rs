@@ -165,7 +165,7 @@ async fn release_leaving(service: &Service) {
             continue;
         }
         tracing::info!(endpoint = id, "forgotten");
-        let tables = [Table::Registrations, Table::Pins, Table::Drains, Table::Last, Table::Epochs];
+        let tables = [Table::Registrations, Table::Pins, Table::Drains, Table::Last, Table::Epochs, Table::Averages];
         // A failure is an alarm already.
         let _ = service.remember(tables.into_iter().map(|table| Change::remove(table, &id)).collect()).await;
     }

@@ -43,6 +43,16 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let alarm = family("alarm", "1 where something is wrong with the endpoint");
     let running = family("engine_running", "Requests that the engine runs");
     let waiting = family("engine_waiting", "Requests in the engine's own queue");
+    let kv = family("engine_kv_usage", "Filled share of the engine's KV cache");
+    let gpu = family("gpu_usage", "How busy the endpoint's GPUs are, 0 to 1");
+    let stale = family("signals_stale", "1 where the engine's figures are older than three intervals");
+    let in_flight = family("envoys_in_flight", "Requests that Envoys have in flight");
+    let outside = family("outside_requests", "Requests that the engine has beyond those of all Envoys");
+    let ttft = family("average_ttft_ms", "Moving average of the time to the first token of streams");
+    let e2e = family("average_e2e_ms", "Moving average of the time from the decision to the end of the answer");
+    let tps = family("average_tps", "Moving average of tokens per second of one request");
+    let errors = family("average_error_rate", "Moving average of the share of requests that failed");
+    let reporting = family("envoys_reporting", "Envoys that have reported their load within three intervals");
     let version = family("snapshot_version", "Version of the snapshot in force");
     let alarms = family("alarms", "Things that are wrong with the prober itself");
     let envoys = family("envoys_connected", "Envoys that are connected");
@@ -72,7 +82,7 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             set(&weight, verdict.weight.get());
             set(&pinned, f64::from(u8::from(endpoint.pin.is_some())));
             set(&healthy, f64::from(u8::from(endpoint.health.healthy)));
-            set(&alarm, f64::from(u8::from(endpoint.alarms().is_some())));
+            set(&alarm, f64::from(u8::from(endpoint.alarms().is_some() || endpoint.signals.alarm.is_some())));
             set(&cap, verdict.cap.into());
             let source = ("source", verdict.cap_source.as_str().to_owned());
             cap_source.get_or_create(&[labels.clone(), vec![source]].concat()).set(1.0);
@@ -89,11 +99,27 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
                 set(&throughput, kept.measurement.throughput_tps);
                 set(&age, now_ms().saturating_sub(kept.measurement.measured_at_ms) as f64 / 1e3);
             }
-            if let Some(count) = endpoint.signals.running {
-                set(&running, count as f64);
-            }
-            if let Some(count) = endpoint.signals.waiting {
-                set(&waiting, count as f64);
+            let now_ms = now_ms();
+            let exchange = &registry.exchange;
+            let fresh = endpoint.signals.fresh(now_ms, exchange.settings().stale_after_ms());
+            set(&stale, f64::from(u8::from(fresh.is_none())));
+            set(&in_flight, exchange.in_flight(id, now_ms).into());
+            set(&outside, exchange.outside(id, now_ms).into());
+            let figures = registry.figures(id, endpoint, now_ms);
+            let averages = exchange.averages(id, now_ms).unwrap_or_default();
+            for (family, value) in [
+                (&running, figures.running.map(f64::from)),
+                (&waiting, figures.waiting.map(f64::from)),
+                (&kv, figures.kv_usage),
+                (&gpu, figures.gpu_usage),
+                (&ttft, averages.ttft_ms),
+                (&e2e, averages.e2e_ms),
+                (&tps, averages.tps),
+                (&errors, averages.error_rate),
+            ] {
+                if let Some(value) = value {
+                    set(family, value);
+                }
             }
         }
         for pool in registry.pools() {
@@ -110,6 +136,7 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
         let published = registry.published().map_or(0, |published| published.version);
         version.get_or_create(&Vec::new()).set(published as f64);
         alarms.get_or_create(&Vec::new()).set(registry.alarms.len() as f64);
+        reporting.get_or_create(&Vec::new()).set(registry.exchange.envoys(now_ms()).0 as f64);
     });
     let connected = service.xds.envoys().iter().filter(|envoy| envoy.connected).count();
     envoys.get_or_create(&Vec::new()).set(connected as f64);

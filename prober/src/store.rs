@@ -31,6 +31,8 @@ pub enum Table {
     Registrations,
     /// Epochs by endpoint.
     Epochs,
+    /// Moving averages by endpoint.
+    Averages,
 }
 
 impl Table {
@@ -42,6 +44,7 @@ impl Table {
             Table::Results => "results",
             Table::Registrations => "registrations",
             Table::Epochs => "epochs",
+            Table::Averages => "averages",
         })
     }
 }
@@ -100,7 +103,15 @@ impl Store {
         };
         let store = Store { database: Arc::new(database) };
         let write = store.database.begin_write().map_err(redb::Error::from)?;
-        let tables = [Table::Pins, Table::Drains, Table::Last, Table::Results, Table::Registrations, Table::Epochs];
+        let tables = [
+            Table::Pins,
+            Table::Drains,
+            Table::Last,
+            Table::Results,
+            Table::Registrations,
+            Table::Epochs,
+            Table::Averages,
+        ];
         for table in tables {
             write.open_table(table.definition()).map_err(redb::Error::from)?;
         }
@@ -139,6 +150,7 @@ impl Store {
             last: self.all(Table::Last)?,
             results: self.all(Table::Results)?,
             epochs: self.all(Table::Epochs)?,
+            averages: self.all(Table::Averages)?,
         })
     }
 

@@ -1,5 +1,7 @@
 //! Watching one endpoint: is it healthy, what does it run, what is it.
 //!
+//! Besides: exporters of GPU figures, and moving averages on their way into the store.
+//!
 //! Health checks and metrics are independent: a scrape that fails or times out says nothing about health (case C18), and
 //! neither touches any in-flight count (case C3; those live in the filter).
 
@@ -17,6 +19,8 @@ use crate::store::{Change, Table};
 
 /// The longest that a scrape may take.
 const SCRAPE: Duration = Duration::from_secs(1);
+/// How often moving averages are stored.
+const STORE_AVERAGES: Duration = Duration::from_secs(5);
 
 /// Watches until the endpoint is gone or has moved, or `shutdown`.
 pub async fn run(service: Arc<Service>, id: String, address: SocketAddr, shutdown: CancellationToken) {
@@ -77,7 +81,7 @@ async fn take_in(service: &Service, id: &str, seen: Seen) {
 }
 
 async fn signals(service: &Service, id: &str, address: SocketAddr) {
-    let mut ticks = interval(service.config.signals_interval);
+    let mut ticks = interval(service.config.signals.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -89,6 +93,34 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
         take_in(service, id, seen).await;
         if seen.unidentified {
             identify(service, id, address).await;
+        }
+    }
+}
+
+/// Reads an exporter of GPU figures until `shutdown`.
+pub async fn gpus(service: Arc<Service>, url: String, shutdown: CancellationToken) {
+    let mut ticks = interval(service.read(|registry| registry.gpus.interval()));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        let result = service.engines.gpus(&url, SCRAPE).await;
+        service.note(|registry| registry.gpus.read(&url, result, now_ms()));
+    }
+}
+
+/// Stores the moving averages that have changed, every few seconds and at the end.
+pub async fn averages(service: Arc<Service>, shutdown: CancellationToken) {
+    let mut ticks = interval(STORE_AVERAGES);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut serving = true;
+    while serving {
+        serving = shutdown.run_until_cancelled(ticks.tick()).await.is_some();
+        let changed = service.note(|registry| registry.exchange.take_changed(now_ms()));
+        let changes = changed.iter().map(|(id, kept)| Change::put(Table::Averages, id, kept));
+        match changes.collect::<Result<Vec<_>, _>>() {
+            Ok(changes) if changes.is_empty() => {}
+            // A failure is an alarm already; they come again with the next change.
+            Ok(changes) => drop(service.remember(changes).await),
+            Err(error) => tracing::error!(%error, "moving averages are not stored"),
         }
     }
 }

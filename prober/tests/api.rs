@@ -19,6 +19,8 @@ async fn start(dir: &std::path::Path, token: Option<&str>) -> Prober {
     }
     let config = json!({
         "api": api, "xds": {"listen": "127.0.0.1:0"}, "store": {"path": dir.join("store.redb")},
+        // What Envoys report is to outlast a busy machine.
+        "signals": {"interval": "5s"},
         "pools": [{"name": "p", "models": ["m"]}, {"name": "q", "models": ["n"]}],
     });
     let shutdown = CancellationToken::new();
@@ -147,5 +149,69 @@ async fn a_restart_finds_registrations_pins_and_drains() {
         (&json!(2.5), &json!("pinned"), &json!("draining"))
     );
     assert_eq!(seen["pin"]["reason"], "why");
+    prober.stop().await;
+}
+
+#[tokio::test]
+async fn an_envoy_hears_what_the_others_have_and_not_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    assert_eq!(prober.post(endpoint("e", 9)).await.0, 201);
+    let report = async |body: Value| {
+        let answer = prober.http.post(prober.url("/v1/signals")).json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+    };
+    let of = |envoy: &str, in_flight: u32, served: Value| {
+        let told = json!({"in_flight": in_flight, "pending_tokens": 100 * in_flight, "served": served});
+        json!({"envoy": envoy, "pools": {"p": {"waiting": 1, "endpoints": {"e": told, "unknown": {}}}, "gone": {"endpoints": {"x": {}}}}})
+    };
+    let (status, first) = report(of("one", 3, Value::Null)).await;
+    assert_eq!(
+        (status, &first),
+        (200, &json!({"pools": {"gone": {}, "p": {"e": {"others": 0, "others_tokens": 0, "outside": 0}}}}))
+    );
+    let served = json!({"requests": 4, "errors": 1, "e2e_ms": {"n": 3, "sum": 300.0}});
+    let (_, second) = report(of("two", 5, served)).await;
+    assert_eq!(
+        (&second["pools"]["p"]["e"]["others"], &second["pools"]["p"]["e"]["others_tokens"]),
+        (&json!(3), &json!(300))
+    );
+    let (_, again) = report(of("one", 4, Value::Null)).await;
+    assert_eq!(again["pools"]["p"]["e"]["others"], 5, "{again}");
+    let page = prober.http.get(prober.url("/metrics")).send().await.unwrap().text().await.unwrap();
+    for line in
+        ["weighbridge_prober_envoys_reporting 2.0", r#"weighbridge_prober_envoys_in_flight{pool="p",endpoint="e"} 9.0"#]
+    {
+        assert!(page.contains(line), "{line} is not in\n{page}");
+    }
+    prober.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_cannot_be_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    let report = async |body: String| {
+        let answer = prober.http.post(prober.url("/v1/signals")).body(body).send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.text().await.unwrap())
+    };
+    let many = |count: usize| (0..count).map(|nth| (format!("e{nth}"), json!({}))).collect::<serde_json::Map<_, _>>();
+    let too_many = json!({"envoy": "e", "pools": {"p": {"endpoints": many(1_025)}}});
+    let too_many_pools = json!({"envoy": "e", "pools": many(257)});
+    for (body, status, said) in [
+        (json!({"pools": {}}), 400, "envoy"),
+        (json!({"envoy": "a b", "pools": {}}), 400, "envoy is"),
+        (json!({"envoy": "x".repeat(65), "pools": {}}), 400, "envoy is"),
+        (json!({"envoy": "e", "pools": {"p": {"endpoints": {"e": {"in_flight": -1}}}}}), 400, "in_flight"),
+        (too_many, 400, "1025"),
+        (too_many_pools, 400, "257"),
+        (json!({"envoy": "e", "padding": "x".repeat(3 << 20)}), 413, ""),
+    ] {
+        let (found, text) = report(body.to_string()).await;
+        assert!(found == status && text.contains(said), "{status} {said}: {found} {text}");
+    }
+    let (status, _) = report(json!({"envoy": "e", "pools": {}, "novel": "x".repeat(1 << 20)}).to_string()).await;
+    assert_eq!(status, 200, "a newer filter may say more");
     prober.stop().await;
 }

@@ -15,6 +15,7 @@
 //! - [`json`], [`request`]: reading a request body as it arrives.
 //! - [`response`]: reading an answer as it streams through; [`learnt`]: what a pool's answers teach about the next request.
 //! - [`prefix`], [`affinity`]: the checkpoints of a prompt, who holds them, and how much that is worth.
+//! - [`exchange`]: what filter and prober tell each other about load and service.
 //! - [`window`]: how large a request is, by estimate, and whether a context window holds it.
 //! - [`api_error`]: errors in the shape that OpenAI clients expect.
 #![cfg_attr(
@@ -27,6 +28,7 @@ pub mod affinity;
 pub mod api_error;
 pub mod decision;
 pub mod eligibility;
+pub mod exchange;
 pub mod json;
 pub mod learnt;
 pub mod live;

@@ -1,19 +1,17 @@
 //! What is in force, who has it, and whether all is well.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::{OpenApi, ToSchema};
 use weighbridge_xds::EnvoyStatus;
 
 use super::Document;
-use super::error::{ApiError, Body, ErrorBody};
-use super::views::SignalsView;
+use super::error::{ApiError, ErrorBody};
 use crate::service::Service;
 
 /// The snapshot in force, as the filters are told it.
@@ -36,34 +34,6 @@ pub(super) struct EnvoyList {
 #[utoipa::path(get, path = "/v1/envoys", responses((status = 200, body = serde_json::Value)))]
 pub(super) async fn envoys(State(service): State<Arc<Service>>) -> Json<EnvoyList> {
     Json(EnvoyList { version: service.version(), envoys: service.xds.envoys() })
-}
-
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SignalsBody {
-    /// Which Envoy reports.
-    #[serde(default)]
-    envoy: String,
-    /// Its own requests in flight per endpoint.
-    #[serde(default)]
-    in_flight: BTreeMap<String, u32>,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(super) struct SignalsAnswer {
-    /// What each engine says of itself.
-    engines: BTreeMap<String, SignalsView>,
-}
-
-/// A filter reports its own load and hears the engines'. (Other Envoys' load is not exchanged yet.)
-#[utoipa::path(post, path = "/v1/signals", request_body = SignalsBody,
-    responses((status = 200, body = SignalsAnswer), (status = 400, body = ErrorBody)))]
-pub(super) async fn signals(State(service): State<Arc<Service>>, Body(body): Body<SignalsBody>) -> Json<SignalsAnswer> {
-    tracing::trace!(envoy = body.envoy, endpoints = body.in_flight.len(), "load reported");
-    Json(service.read(|registry| {
-        let engines = registry.endpoints().iter().map(|(id, endpoint)| (id.clone(), (&endpoint.signals).into()));
-        SignalsAnswer { engines: engines.collect() }
-    }))
 }
 
 /// 200 while the prober runs.

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use utoipa::ToSchema;
+use weighbridge_routing::exchange::Averages;
 
 use crate::caps::{Measured, Step, observed};
 use crate::engine::Signals;
@@ -115,15 +116,47 @@ struct HealthView {
     last_error: Option<String>,
 }
 
+/// What the engine, exporters, Envoys and served requests tell. What is stale is missing.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SignalsView {
     /// `vllm`, `sglang`, `llamacpp`, or nothing when it is none of them.
     brand: Option<String>,
-    running: Option<u64>,
-    waiting: Option<u64>,
+    running: Option<u32>,
+    waiting: Option<u32>,
+    /// 0 to 1
     kv_usage: Option<f64>,
+    /// 0 to 1, of a DCGM exporter
+    gpu_usage: Option<f64>,
+    /// Tokens generated since the engine started.
+    generated_tokens: Option<u64>,
+    /// Share of looked-up prompt tokens that its prefix cache had, since it started.
+    prefix_hit_rate: Option<f64>,
+    /// Requests that Envoys have in flight there, as they report.
+    in_flight: u32,
+    /// Requests that the engine has beyond those.
+    outside: u32,
+    averages: AveragesView,
     age_ms: Option<u64>,
+    /// The engine's figures are older than three intervals, or there are none.
+    stale: bool,
+    /// Why the last scrape gave nothing.
     error: Option<String>,
+    /// The engine tells nothing that can be used: no metrics page, or one of another brand.
+    alarm: Option<String>,
+    gpu_error: Option<String>,
+}
+
+/// Moving averages over the requests of all Envoys.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct AveragesView {
+    /// Time to the first token of streams, ms.
+    ttft_ms: Option<f64>,
+    /// From the decision to the end, ms.
+    e2e_ms: Option<f64>,
+    /// Tokens per second of one request.
+    tps: Option<f64>,
+    /// Share of requests that failed, 0 to 1.
+    error_rate: Option<f64>,
 }
 
 /// One probe.
@@ -175,15 +208,29 @@ impl From<&ProbeRecord> for ProbeView {
     }
 }
 
-impl From<&Signals> for SignalsView {
-    fn from(signals: &Signals) -> Self {
+impl SignalsView {
+    fn new(registry: &Registry, id: &str, endpoint: &Endpoint) -> Self {
+        let now_ms = now_ms();
+        let (signals, exchange) = (&endpoint.signals, &registry.exchange);
+        let fresh = signals.fresh(now_ms, exchange.settings().stale_after_ms());
+        let figures = registry.figures(id, endpoint, now_ms);
+        let Averages { ttft_ms, e2e_ms, tps, error_rate } = exchange.averages(id, now_ms).unwrap_or_default();
         SignalsView {
             brand: signals.brand.map(|brand| word(&brand)),
-            running: signals.running,
-            waiting: signals.waiting,
-            kv_usage: signals.kv_usage,
-            age_ms: signals.at_ms.map(|at_ms| now_ms().saturating_sub(at_ms)),
+            running: figures.running,
+            waiting: figures.waiting,
+            kv_usage: figures.kv_usage,
+            gpu_usage: figures.gpu_usage,
+            generated_tokens: fresh.and_then(|signals| signals.generated_tokens),
+            prefix_hit_rate: fresh.and_then(Signals::hit_rate),
+            in_flight: exchange.in_flight(id, now_ms),
+            outside: exchange.outside(id, now_ms),
+            averages: AveragesView { ttft_ms, e2e_ms, tps, error_rate },
+            age_ms: signals.at_ms.map(|at_ms| now_ms.saturating_sub(at_ms)),
+            stale: fresh.is_none(),
             error: signals.error.clone(),
+            alarm: signals.alarm.clone(),
+            gpu_error: registry.gpus.error(id, &endpoint.written.node).map(str::to_owned),
         }
     }
 }
@@ -210,7 +257,7 @@ impl From<observed::Point> for PointView {
 }
 
 impl EndpointView {
-    fn new(id: &str, endpoint: &Endpoint, verdict: Verdict) -> Self {
+    fn new(registry: &Registry, id: &str, endpoint: &Endpoint, verdict: Verdict) -> Self {
         EndpointView {
             id: id.to_owned(),
             pool: endpoint.pool.clone(),
@@ -246,7 +293,7 @@ impl EndpointView {
                 checked: endpoint.health.checked,
                 last_error: endpoint.health.last_error.clone(),
             },
-            signals: (&endpoint.signals).into(),
+            signals: SignalsView::new(registry, id, endpoint),
             alarm: endpoint.alarms(),
             curve: None,
             knee: None,
@@ -263,7 +310,7 @@ impl EndpointView {
             .iter()
             .filter_map(|(id, endpoint)| {
                 let verdict = *verdicts.get(id.as_str())?;
-                Some(Self::new(id, endpoint, verdict))
+                Some(Self::new(registry, id, endpoint, verdict))
             })
             .collect()
     }
@@ -272,7 +319,7 @@ impl EndpointView {
     pub(super) fn one(registry: &Registry, id: &str) -> Option<Self> {
         let endpoint = registry.get(id).ok()?;
         let verdict = *registry.verdicts().get(id)?;
-        Some(Self::new(id, endpoint, verdict))
+        Some(Self::new(registry, id, endpoint, verdict))
     }
 
     /// The same with its history and its curve.

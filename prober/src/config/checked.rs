@@ -9,22 +9,29 @@ use weighbridge_routing::snapshot::admission::MAX_WAIT_MS;
 use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
 use weighbridge_routing::weight::{Clamp, Weight};
 
+use super::signals::signals;
 use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
 use crate::caps::Sizing;
 
 /// Collects errors while values are checked.
 #[derive(Default)]
-struct Check(Vec<FieldError>);
+pub(super) struct Check(Vec<FieldError>);
 
 impl Check {
-    fn that(&mut self, ok: bool, field: impl Into<String>, value: impl fmt::Display, expected: impl Into<String>) {
+    pub(super) fn that(
+        &mut self,
+        ok: bool,
+        field: impl Into<String>,
+        value: impl fmt::Display,
+        expected: impl Into<String>,
+    ) {
         if !ok {
             let stands = Stands::Value(value.to_string());
             self.0.push(FieldError { field: field.into(), stands, expected: expected.into() });
         }
     }
 
-    fn duration(&mut self, field: &str, text: &str, least: Duration) -> Duration {
+    pub(super) fn duration(&mut self, field: &str, text: &str, least: Duration) -> Duration {
         match humantime::parse_duration(text) {
             Ok(duration) if duration >= least => duration,
             _ => {
@@ -68,7 +75,6 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     };
     check.that(health.unhealthy_after > 0, "health.unhealthy_after", 0, "a number from 1");
     check.that(health.healthy_after > 0, "health.healthy_after", 0, "a number from 1");
-    let signals_interval = check.duration("signals.interval", &raw.signals.interval, Duration::from_millis(20));
     let decisions = &raw.decisions;
     check.that(
         decisions.per_second <= MAX_DECISIONS_PER_SECOND,
@@ -77,12 +83,14 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         "0 to 1000",
     );
     check.that(decisions.keep <= 10_000, "decisions.keep", decisions.keep, "0 to 10000");
+    let signals = signals(raw.signals, check);
     let filter = wire::Filter {
         // What is not kept need not be sent.
         decisions_per_second: if decisions.keep == 0 { 0 } else { decisions.per_second },
         max_body: max_body.unwrap_or(1),
         client_headers: raw.filter.client_headers,
         prefix_bytes: prefix_bytes.unwrap_or(0),
+        signals: wire::Signals { interval_ms: signals.interval.as_millis() as u64 },
     };
     check.that(!raw.pools.is_empty(), "pools", "[]", "at least one pool");
     let mut ids = HashSet::new();
@@ -98,8 +106,8 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         store: raw.store.path,
         probe: probe?,
         health,
-        signals_interval,
         decisions_keep: raw.decisions.keep as usize,
+        signals,
         envoy_admin: raw.envoy_admin.iter().map(|url| url.trim_end_matches('/').to_owned()).collect(),
         pools,
     })

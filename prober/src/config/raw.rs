@@ -151,12 +151,24 @@ impl Default for Health {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Signals {
     pub(super) interval: String,
+    pub(super) average_over: String,
+    pub(super) dcgm: Vec<Dcgm>,
 }
 
 impl Default for Signals {
     fn default() -> Self {
-        Signals { interval: "250ms".into() }
+        Signals { interval: "250ms".into(), average_over: "60s".into(), dcgm: Vec::new() }
     }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Dcgm {
+    pub(super) node: Option<String>,
+    pub(super) endpoint: Option<String>,
+    pub(super) url: String,
+    #[serde(default)]
+    pub(super) gpus: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -79,8 +79,15 @@ static FILE: Kind = Kind::Section(&[
             field("healthy_after", Kind::Count),
         ]),
     ),
-    field("signals", Kind::Section(&[field("interval", Kind::Duration)])),
     field("decisions", Kind::Section(&[field("per_second", Kind::Count), field("keep", Kind::Count)])),
+    field(
+        "signals",
+        Kind::Section(&[
+            field("interval", Kind::Duration),
+            field("average_over", Kind::Duration),
+            field("dcgm", Kind::List(&DCGM)),
+        ]),
+    ),
     field("envoy_admin", Kind::List(&Kind::Text)),
     field("pools", Kind::List(&POOL)),
 ]);
@@ -148,6 +155,13 @@ const SCORE: Kind = Kind::Section(&[
     field("throughput", Kind::Number),
     field("kv", Kind::Number),
     field("gpu", Kind::Number),
+]);
+
+static DCGM: Kind = Kind::Section(&[
+    required("url", Kind::Text),
+    field("node", Kind::Text),
+    field("endpoint", Kind::Text),
+    field("gpus", Kind::List(&Kind::Text)),
 ]);
 
 static ENDPOINT: Kind = Kind::Section(&[

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use weighbridge_routing::response::{Kind, Watcher};
 
-use super::{EngineError, Props, Signals, parse};
+use super::{EngineError, Gpu, Props, Signals, parse, parse_gpus};
 
 /// A client for engines.
 #[derive(Debug, Clone)]
@@ -149,6 +149,15 @@ impl Client {
         let completion_tokens = completion_tokens
             .ok_or_else(|| EngineError::Http(format!("{CHAT}: no usage.completion_tokens in the stream")))?;
         Ok(Streamed { usage: Usage { prompt_tokens: facts.prompt_tokens, completion_tokens }, first_token, took })
+    }
+
+    /// The GPUs that a DCGM exporter tells of.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn gpus(&self, url: &str, timeout: Duration) -> Result<Vec<Gpu>, EngineError> {
+        let response = self.http.get(url).timeout(timeout).send().await?;
+        Ok(parse_gpus(&String::from_utf8_lossy(&read(response, "the exporter").await?)))
     }
 
     async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {

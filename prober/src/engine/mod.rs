@@ -1,14 +1,17 @@
 //! What an engine says of itself, under the names of several brands.
 //!
-//! - [`signals`]: the few metrics that matter.
+//! - [`signals`]: the few metrics that matter; [`gpu`]: how busy the GPUs are, from an exporter.
 //! - [`props`]: llama.cpp's `/props`.
 //! - [`client`]: asking, and having tokens generated.
 
 mod client;
+mod exposition;
+mod gpu;
 mod props;
 mod signals;
 
 pub use client::{Client, Streamed, Usage};
+pub use gpu::{Gpu, mean_usage, parse_gpus};
 pub use props::Props;
 pub use signals::{Brand, Signals, parse};
 

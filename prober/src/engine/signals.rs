@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::exposition::Line;
+
 /// Who made the engine, told by the prefix of its metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -28,12 +30,19 @@ pub struct Signals {
     /// Tokens that its KV cache holds.
     pub kv_tokens: Option<u64>,
     /// Tokens that it has generated since it started.
-    #[serde(skip)]
     pub generated_tokens: Option<u64>,
+    /// Tokens that it has looked up in its prefix cache.
+    pub prefix_queries: Option<u64>,
+    /// Of these, tokens that were there.
+    pub prefix_hits: Option<u64>,
+    /// The share of them, 0 to 1, where the engine tells that and not the counts.
+    pub prefix_hit_rate: Option<f64>,
     /// When they were read, Unix ms.
     pub at_ms: Option<u64>,
     /// Why the last scrape gave nothing.
     pub error: Option<String>,
+    /// The engine tells nothing that can be used, and will not by itself: no metrics page, or one of another brand.
+    pub alarm: Option<String>,
     /// `process_start_time_seconds`: another value means a restart.
     #[serde(skip)]
     pub started_s: Option<f64>,
@@ -42,23 +51,37 @@ pub struct Signals {
     pub cache_config: String,
 }
 
+impl Signals {
+    /// Requests that it has: running and waiting.
+    #[must_use]
+    pub fn requests(&self) -> Option<u64> {
+        self.running.map(|running| running.saturating_add(self.waiting.unwrap_or(0)))
+    }
+
+    /// The figures as long as they are not older than `for_ms`.
+    #[must_use]
+    pub fn fresh(&self, now_ms: u64, for_ms: u64) -> Option<&Self> {
+        self.at_ms.is_some_and(|at_ms| now_ms.abs_diff(at_ms) <= for_ms).then_some(self)
+    }
+
+    /// The share of looked-up tokens that its prefix cache had since it started.
+    #[must_use]
+    pub fn hit_rate(&self) -> Option<f64> {
+        let counted = self.prefix_hits.zip(self.prefix_queries).filter(|(_, queries)| *queries > 0);
+        counted.map(|(hits, queries)| (hits as f64 / queries as f64).min(1.0)).or(self.prefix_hit_rate)
+    }
+}
+
 /// Labels of `vllm:cache_config_info` that follow from launch arguments. (The number of blocks differs from start to
 /// start with the same ones.)
 const CONFIG_LABELS: [&str; 4] = ["block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"];
 
 /// Reads the Prometheus text format as far as it matters here. Several engines in one process are summed; of their KV
-/// usage the highest counts.
+/// usage the highest counts. A sample that is no number, infinite or negative says nothing, as if it were not there.
 #[must_use]
 pub fn parse(text: &str) -> Signals {
     let mut signals = Signals::default();
-    let add = |sum: &mut Option<u64>, value: f64| *sum = Some(sum.unwrap_or(0).saturating_add(value.max(0.0) as u64));
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.split(['{', ' ']).next().unwrap_or_default();
-        let (labels, value) = match line.split_once('{') {
-            Some((_, rest)) => rest.rsplit_once('}').unwrap_or((rest, "")),
-            None => ("", line.get(name.len()..).unwrap_or_default()),
-        };
-        let Some(value) = value.split_whitespace().next().and_then(|text| text.parse::<f64>().ok()) else { continue };
+    for Line { name, labels, value } in text.lines().filter_map(Line::parse) {
         let brand = match name.split_once(':').map(|(prefix, _)| prefix) {
             Some("vllm") => Some(Brand::Vllm),
             Some("sglang") => Some(Brand::Sglang),
@@ -66,20 +89,32 @@ pub fn parse(text: &str) -> Signals {
             _ => None,
         };
         signals.brand = signals.brand.or(brand);
+        let Some(value) = value else { continue };
+        let add = |sum: &mut Option<u64>| *sum = Some(sum.unwrap_or(0).saturating_add(value as u64));
+        let highest = |share: &mut Option<f64>| *share = Some(share.unwrap_or(0.0).max(value.min(1.0)));
         match name {
             "vllm:num_requests_running" | "sglang:num_running_reqs" | "llamacpp:requests_processing" => {
-                add(&mut signals.running, value);
+                add(&mut signals.running);
             }
             "vllm:num_requests_waiting" | "sglang:num_queue_reqs" | "llamacpp:requests_deferred" => {
-                add(&mut signals.waiting, value);
+                add(&mut signals.waiting);
             }
-            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
-                signals.kv_usage = Some(signals.kv_usage.unwrap_or(0.0).max(value));
-            }
+            "vllm:kv_cache_usage_perc"
+            | "vllm:gpu_cache_usage_perc"
+            | "sglang:token_usage"
+            | "llamacpp:kv_cache_usage_ratio" => highest(&mut signals.kv_usage),
             "vllm:generation_tokens_total" | "sglang:generation_tokens_total" | "llamacpp:tokens_predicted_total" => {
-                add(&mut signals.generated_tokens, value);
+                add(&mut signals.generated_tokens);
             }
-            "sglang:max_total_num_tokens" if value >= 1.0 => add(&mut signals.kv_tokens, value),
+            "vllm:prefix_cache_queries_total" | "llamacpp:prompt_tokens_total" => add(&mut signals.prefix_queries),
+            "vllm:prefix_cache_hits_total" => add(&mut signals.prefix_hits),
+            "llamacpp:prompt_tokens_cached_total" => {
+                add(&mut signals.prefix_hits);
+                // Its other counter has only the tokens that it had to compute.
+                add(&mut signals.prefix_queries);
+            }
+            "sglang:cache_hit_rate" => highest(&mut signals.prefix_hit_rate),
+            "sglang:max_total_num_tokens" if value >= 1.0 => add(&mut signals.kv_tokens),
             "process_start_time_seconds" => signals.started_s = Some(value),
             "vllm:cache_config_info" => {
                 let mut told: Vec<_> =
@@ -97,10 +132,11 @@ pub fn parse(text: &str) -> Signals {
         }
     }
     if signals.brand.is_none() {
-        signals.error = Some("the metrics are of no known engine (vLLM, SGLang, llama.cpp)".into());
+        signals.alarm = Some("the metrics are of no known engine (vLLM, SGLang, llama.cpp)".into());
     } else if signals.running.is_none() {
-        signals.error = Some("the metrics do not tell how many requests run".into());
+        signals.alarm = Some("the metrics do not tell how many requests run".into());
     }
+    signals.error.clone_from(&signals.alarm);
     signals
 }
 
@@ -150,12 +186,57 @@ mod tests {
         }
     }
 
+    #[test]
+    fn counters_and_hit_rates_are_read() {
+        let vllm = parse(
+            "# TYPE vllm:generation_tokens_total counter\n\
+             vllm:generation_tokens_total{engine=\"0\",model_name=\"a b}c # d\"} 1.5e+03\n\
+             vllm:generation_tokens_total{engine=\"1\",model_name=\"\\\"}\"} 500.0 # {trace=\"1\"} 3.0\n\
+             vllm:prefix_cache_queries_total{engine=\"0\"} 1000.0\nvllm:prefix_cache_hits_total{engine=\"0\"} 250.0\n",
+        );
+        assert_eq!((vllm.generated_tokens, vllm.hit_rate()), (Some(2_000), Some(0.25)));
+        let sglang = parse(
+            "sglang:num_running_reqs{engine_type=\"unified\",tp_rank=\"0\"} 4.0\nsglang:num_queue_reqs 2.0\n\
+             sglang:token_usage 0.28\nsglang:cache_hit_rate 0.0075\nsglang:generation_tokens_total 7557572.0\n",
+        );
+        assert_eq!((sglang.brand, sglang.requests(), sglang.kv_usage), (Some(Brand::Sglang), Some(6), Some(0.28)));
+        assert_eq!((sglang.hit_rate(), sglang.generated_tokens), (Some(0.0075), Some(7_557_572)));
+        let llama = parse(
+            "# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.\nllamacpp:prompt_tokens_total 40\n\
+             llamacpp:tokens_predicted_total 128\nllamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n",
+        );
+        assert_eq!((llama.requests(), llama.generated_tokens, llama.kv_usage), (Some(1), Some(128), None));
+        assert_eq!((parse("").hit_rate(), parse("").requests()), (None, None));
+    }
+
+    #[test]
+    fn what_is_no_number_says_nothing() {
+        for nonsense in ["NaN", "+Inf", "-Inf", "-1", "1e999", "x", "", "0x10"] {
+            let text =
+                format!("vllm:num_requests_running {nonsense}\nvllm:kv_cache_usage_perc{{a=\"b\"}} {nonsense}\n");
+            let signals = parse(&text);
+            assert_eq!((signals.running, signals.kv_usage), (None, None), "{nonsense:?}");
+            assert!(signals.alarm.is_some() && signals.brand == Some(Brand::Vllm), "{nonsense:?}");
+        }
+        assert_eq!(parse("vllm:kv_cache_usage_perc 1.02").kv_usage, Some(1.0));
+        for garbage in ["{", "}", "a{b", "a{b=\"", "a{b=\"c\\", " ", "\u{0}\u{ffff}", "vllm:", ":::: 1 2 3"] {
+            assert!(parse(garbage).alarm.is_some(), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn figures_grow_stale() {
+        let signals = Signals { at_ms: Some(1_000), ..parse("vllm:num_requests_running 3\n") };
+        assert!(signals.fresh(1_750, 750).is_some() && signals.fresh(1_751, 750).is_none());
+        assert!(Signals::default().fresh(0, 750).is_none());
+    }
+
     // Case C19: metrics of another brand are reported, not guessed at.
     #[test]
     fn c19_another_brand_is_said() {
         let other = parse("tgi_batch_current_size 3\n");
         assert_eq!((other.brand, other.running), (None, None));
-        assert!(other.error.is_some());
+        assert!(other.error.is_some() && other.alarm.is_some());
         assert!(parse("").error.is_some() && parse("}{ 1\n{\n a").error.is_some());
     }
 }

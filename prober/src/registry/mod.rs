@@ -13,11 +13,14 @@
 
 //!
 //! - [`endpoint`]: one endpoint, and [`epoch`]: which life of its engine it is in.
-//! - [`watched`]: what health checks and metrics change.
+//! - [`watched`]: what health checks and metrics change; [`gpus`]: what exporters tell.
+//! - [`exchanged`]: what an Envoy is answered.
 //! - [`verdicts`]: weights, states, and the snapshot.
 
 mod endpoint;
 mod epoch;
+mod exchanged;
+mod gpus;
 mod verdicts;
 mod watched;
 
@@ -30,9 +33,11 @@ use weighbridge_routing::weight::Clamp;
 
 use crate::config;
 use crate::engine::Signals;
+use crate::exchange::{self, Exchange};
 
 pub use endpoint::{Drain, Endpoint, Health, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
 pub use epoch::Epoch;
+pub use gpus::Gpus;
 pub use verdicts::{Verdict, WeightSource};
 pub use watched::{CheckFailure, Identity, Seen};
 
@@ -77,6 +82,10 @@ pub struct Registry {
     memory: Memory,
     published: Option<wire::Snapshot>,
     probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
+    /// What Envoys report, and what follows from it.
+    pub exchange: Exchange,
+    /// How busy GPUs are.
+    pub gpus: Gpus,
     /// What is wrong with the prober itself.
     pub alarms: Vec<String>,
 }
@@ -94,13 +103,18 @@ pub struct Memory {
     pub results: HashMap<String, Measurement>,
     /// Epochs by endpoint.
     pub epochs: HashMap<String, Epoch>,
+    /// Moving averages by endpoint.
+    pub averages: HashMap<String, exchange::averages::Kept>,
 }
 
 impl Registry {
     /// A fleet without endpoints; `memory` is what the store remembers of them.
     #[must_use]
-    pub fn new(config: &config::Config, memory: Memory) -> Self {
+    pub fn new(config: &config::Config, mut memory: Memory) -> Self {
+        let settings = exchange::Settings::new(config.signals.interval, config.signals.average_over);
         Registry {
+            exchange: Exchange::new(settings, std::mem::take(&mut memory.averages)),
+            gpus: Gpus::new(config.signals.clone()),
             filter: config.filter.clone(),
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
@@ -175,6 +189,7 @@ impl Registry {
                 known.epoch.replaced();
                 known.kv_tokens = None;
                 known.discovered_window = None;
+                self.exchange.replaced(&written.id);
             }
             known.written = written;
             known.address = address;
@@ -223,6 +238,7 @@ impl Registry {
         self.memory.drains.remove(id);
         self.memory.last.remove(id);
         self.memory.epochs.remove(id);
+        self.exchange.forget(id);
         self.endpoints.remove(id)
     }
 

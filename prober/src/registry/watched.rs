@@ -95,13 +95,18 @@ impl Registry {
                 if restarted {
                     endpoint.fingerprint = None;
                 }
+                if let Some(requests) = signals.requests() {
+                    self.exchange.scraped(id, requests, now_ms);
+                }
                 resized = signals.kv_tokens.is_some() && signals.kv_tokens != endpoint.kv_tokens;
                 endpoint.kv_tokens = signals.kv_tokens.or(endpoint.kv_tokens);
                 read = true;
                 Signals { at_ms: Some(now_ms), ..signals }
             }
+            // There is no such page: what was known is of another life of the engine.
             Err(error @ EngineError::Status { .. }) => {
-                Signals { error: Some(error.to_string()), brand: None, running: None, waiting: None, ..before }
+                let alarm = Some(format!("the engine has no metrics: {error}"));
+                Signals { error: Some(error.to_string()), alarm, ..Signals::default() }
             }
             Err(error) => Signals { error: Some(error.to_string()), ..before },
         };

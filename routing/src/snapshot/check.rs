@@ -54,6 +54,7 @@ impl TryFrom<wire::Snapshot> for Snapshot {
             client_headers,
             prefix_bytes: raw.filter.prefix_bytes,
             decisions_per_second: raw.filter.decisions_per_second.min(MAX_DECISIONS_PER_SECOND),
+            signals_interval_ms: raw.filter.signals.interval_ms,
             pools,
             alarms,
             by_model,

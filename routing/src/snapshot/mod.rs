@@ -49,6 +49,8 @@ pub struct Snapshot {
     pub prefix_bytes: u64,
     /// How many decision records a second this Envoy may send to the prober. 0: none.
     pub decisions_per_second: u32,
+    /// How often the filter reports its load and hears of the others', in ms; 0: not at all.
+    pub signals_interval_ms: u64,
     /// The pools, in the order given.
     pub pools: Vec<Pool>,
     /// What was wrong but had a safe stand-in, one sentence each.

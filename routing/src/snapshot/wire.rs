@@ -31,6 +31,23 @@ pub struct Filter {
     /// How many decision records a second an Envoy sends to the prober, sampled above that. 0: none.
     #[serde(default, skip_serializing_if = "is_none_per_second")]
     pub decisions_per_second: u32,
+    /// How filters and prober tell each other about load.
+    #[serde(default)]
+    pub signals: Signals,
+}
+
+/// `signals: {interval_ms: 250}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Signals {
+    /// How often, in ms; 0: not at all.
+    pub interval_ms: u64,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Signals { interval_ms: 250 }
+    }
 }
 
 fn is_none_per_second(count: &u32) -> bool {
@@ -52,6 +69,7 @@ impl Default for Filter {
             client_headers: Vec::new(),
             prefix_bytes: default_prefix_bytes(),
             decisions_per_second: 0,
+            signals: Signals::default(),
         }
     }
 }

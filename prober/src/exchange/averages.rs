@@ -1,0 +1,173 @@
+//! Moving averages of what an endpoint's requests are like.
+//!
+//! ```text
+//! alpha   = 1 - exp(-dt / tau)
+//! average = average + alpha * (mean of the new samples - average)
+//! ```
+//!
+//! with `dt` the time since the samples before, and `tau` the configured `signals.average_over`: a change shows to 63 % after
+//! tau and to 95 % after three times that, however many requests there were. The first samples are the average. Time in
+//! which nothing is served changes nothing: an endpoint that was slow before the night is slow in the morning, and its first
+//! samples after that count nearly alone.
+//!
+//! Samples of all Envoys within [`FOLD_MS`] are pooled and folded in together. Folded one report after the other, the second
+//! of two Envoys would find `dt` close to 0 and count for nothing.
+//!
+//! What cannot be (negative, infinite, not a number) is no sample.
+
+use serde::{Deserialize, Serialize};
+use weighbridge_routing::exchange::{Averages, Served};
+
+/// How long samples are pooled.
+pub const FOLD_MS: u64 = 1_000;
+/// How far back samples at the start count: less than a fold has no `dt`.
+const LEAST_DT_MS: f64 = 1.0;
+
+/// As it is stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The averages.
+    #[serde(flatten)]
+    pub averages: Averages,
+    /// When samples were last folded in, Unix ms.
+    pub at_ms: u64,
+}
+
+/// The averages of one endpoint.
+#[derive(Debug, Clone, Default)]
+pub struct Moving {
+    kept: Kept,
+    pooled: Served,
+    pooled_since_ms: u64,
+    changed: bool,
+}
+
+impl From<Kept> for Moving {
+    fn from(kept: Kept) -> Self {
+        Moving { kept, ..Moving::default() }
+    }
+}
+
+impl Moving {
+    /// Takes in samples.
+    pub fn add(&mut self, served: &Served, now_ms: u64, tau_ms: f64) {
+        self.fold_when_due(now_ms, tau_ms);
+        if self.pooled == Served::default() {
+            self.pooled_since_ms = now_ms;
+        }
+        self.pooled.merge(served);
+    }
+
+    /// The averages now.
+    #[must_use]
+    pub fn value(&self, now_ms: u64, tau_ms: f64) -> Averages {
+        let mut now = self.clone();
+        now.fold_when_due(now_ms, tau_ms);
+        now.kept.averages
+    }
+
+    /// What is to be stored, if it has changed since.
+    pub fn take(&mut self, now_ms: u64, tau_ms: f64) -> Option<Kept> {
+        self.fold_when_due(now_ms, tau_ms);
+        std::mem::take(&mut self.changed).then_some(self.kept)
+    }
+
+    fn fold_when_due(&mut self, now_ms: u64, tau_ms: f64) {
+        if self.pooled == Served::default() || now_ms.abs_diff(self.pooled_since_ms) < FOLD_MS {
+            return;
+        }
+        let served = std::mem::take(&mut self.pooled);
+        let dt_ms = now_ms.saturating_sub(self.kept.at_ms) as f64;
+        let alpha = alpha(dt_ms, tau_ms);
+        let averages = &mut self.kept.averages;
+        move_to(&mut averages.ttft_ms, served.ttft_ms.mean(), alpha);
+        move_to(&mut averages.e2e_ms, served.e2e_ms.mean(), alpha);
+        move_to(&mut averages.tps, served.tps.mean(), alpha);
+        move_to(&mut averages.error_rate, served.error_rate(), alpha);
+        self.kept.at_ms = now_ms;
+        self.changed = true;
+    }
+}
+
+/// How much of the way to new samples an average goes.
+#[must_use]
+pub fn alpha(dt_ms: f64, tau_ms: f64) -> f64 {
+    1.0 - (-dt_ms.max(LEAST_DT_MS) / tau_ms).exp()
+}
+
+fn move_to(average: &mut Option<f64>, sample: Option<f64>, alpha: f64) {
+    let Some(sample) = sample.filter(|sample| sample.is_finite() && *sample >= 0.0) else { return };
+    *average = Some(match average.filter(|average| average.is_finite()) {
+        Some(average) => average + alpha * (sample - average),
+        None => sample,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weighbridge_routing::exchange::served::Sample;
+
+    const TAU: f64 = 60_000.0;
+
+    fn served(e2e_ms: u64, n: usize) -> Served {
+        let mut served = Served::default();
+        for _ in 0..n {
+            served.add(&Sample { e2e_ms: Some(e2e_ms), ..Sample::default() });
+        }
+        served
+    }
+
+    fn run(moving: &mut Moving, from_s: u64, to_s: u64, e2e_ms: u64, per_second: usize) -> f64 {
+        for second in from_s..to_s {
+            moving.add(&served(e2e_ms, per_second), second * 1_000, TAU);
+        }
+        moving.value(to_s * 1_000, TAU).e2e_ms.unwrap()
+    }
+
+    #[test]
+    fn a_change_shows_by_time_and_not_by_the_number_of_requests() {
+        for per_second in [1, 100] {
+            let mut moving = Moving::default();
+            assert_eq!(run(&mut moving, 1, 100, 100, per_second), 100.0);
+            let after_tau = run(&mut moving, 100, 160, 200, per_second);
+            assert!((162.0..165.0).contains(&after_tau), "{after_tau}"); // 100 + 63.2
+            let after_three = run(&mut moving, 160, 280, 200, per_second);
+            assert!((194.0..196.0).contains(&after_three), "{after_three}"); // 95.0 %
+        }
+    }
+
+    #[test]
+    fn two_envoys_count_by_their_requests() {
+        let mut moving = Moving::default();
+        for second in 1..400 {
+            moving.add(&served(100, 1), second * 1_000, TAU);
+            moving.add(&served(400, 2), second * 1_000 + 5, TAU);
+        }
+        let average = moving.value(400_000, TAU).e2e_ms.unwrap();
+        assert!((average - 300.0).abs() < 0.5, "{average}");
+    }
+
+    #[test]
+    fn silence_forgets_nothing_and_a_restart_neither() {
+        let mut moving = Moving::default();
+        run(&mut moving, 1, 10, 250, 1);
+        let kept = moving.take(20_000, TAU).unwrap();
+        assert_eq!(moving.take(30_000, TAU), None);
+        let json = serde_json::to_string(&kept).unwrap();
+        let again = Moving::from(serde_json::from_str::<Kept>(&json).unwrap());
+        assert_eq!(again.value(9_000_000, TAU).e2e_ms, Some(250.0));
+        assert_eq!(again.value(9_000_000, TAU).ttft_ms, None);
+    }
+
+    #[test]
+    fn errors_are_a_share_and_nonsense_is_no_sample() {
+        let mut moving = Moving::default();
+        let mut mixed = served(1, 3);
+        mixed.add(&Sample { error: true, ..Sample::default() });
+        mixed.ttft_ms = weighbridge_routing::exchange::served::Sum { n: 1, sum: f64::NAN };
+        moving.add(&mixed, 1_000, TAU);
+        let value = moving.value(2_000, TAU);
+        assert_eq!((value.error_rate, value.ttft_ms, value.tps), (Some(0.25), None, None));
+    }
+}
