@@ -4,7 +4,7 @@
 //! microseconds on Envoy's way into the VM), whether there is anything to do or not: Envoy does not call what a module does
 //! not export. So there is no `proxy_on_context_create` (a stream begins with its headers), no `proxy_on_done` and no
 //! `proxy_on_delete` (a stream ends with its log entry, which comes on every way out, and is the last thing that comes).
-//! See `docs/adr/0010-exports-by-hand.md`.
+//! See `docs/adr/0013-exports-by-hand.md`.
 //!
 //! A callback for a stream that is not known is passed by: its VM may be newer than the stream.
 #![allow(unsafe_code)]
@@ -12,9 +12,9 @@
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::host::{self, Level};
+use crate::quick::Quick;
 use crate::stream::Stream;
 use crate::{calls, root, vm};
 
@@ -27,27 +27,7 @@ pub(crate) enum Action {
     Pause = 1,
 }
 
-/// Context ids are small numbers in a row; any bits of theirs will do.
-#[derive(Debug, Default)]
-struct ById(u64);
-
-impl Hasher for ById {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u32((*byte).into());
-        }
-    }
-
-    fn write_u32(&mut self, id: u32) {
-        self.0 = (self.0 ^ u64::from(id)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-type Streams = HashMap<u32, Stream, BuildHasherDefault<ById>>;
+type Streams = HashMap<u32, Stream, Quick>;
 
 thread_local! {
     static STREAMS: RefCell<Streams> = RefCell::new(Streams::default());

@@ -421,11 +421,45 @@ pub(crate) struct Index;
 
 impl Shards for Index {
     fn load(&mut self, shard: u64) -> (Option<Vec<u8>>, u32) {
-        Shared(&format!("prefix/{shard}")).load()
+        Shared(ShardKey::new(shard).as_str()).load()
     }
 
     fn store(&mut self, shard: u64, bytes: &[u8], token: u32) -> Result<(), StoreError> {
-        Shared(&format!("prefix/{shard}")).store(bytes, token)
+        Shared(ShardKey::new(shard).as_str()).store(bytes, token)
+    }
+}
+
+/// `prefix/<n>`, written without an allocation: every prompt looks at several shards.
+struct ShardKey {
+    bytes: [u8; 27],
+    from: usize,
+}
+
+impl ShardKey {
+    fn new(mut shard: u64) -> Self {
+        const NAME: &[u8; 7] = b"prefix/";
+        let mut key = ShardKey { bytes: [0; 27], from: 27 };
+        loop {
+            key.put(b'0' + (shard % 10) as u8);
+            shard /= 10;
+            if shard == 0 {
+                break;
+            }
+        }
+        NAME.iter().rev().for_each(|letter| key.put(*letter));
+        key
+    }
+
+    /// Puts a letter before what is there.
+    fn put(&mut self, letter: u8) {
+        self.from = self.from.saturating_sub(1);
+        if let Some(place) = self.bytes.get_mut(self.from) {
+            *place = letter;
+        }
+    }
+
+    fn as_str(&self) -> &str {
+        self.bytes.get(self.from..).and_then(|key| std::str::from_utf8(key).ok()).unwrap_or_default()
     }
 }
 
@@ -472,4 +506,16 @@ fn clock(which: u32) -> Option<u64> {
     // SAFETY: the out-pointer is live.
     let status = unsafe { sys::clock_time_get(which, 1_000_000, &mut time) };
     (status == OK).then_some(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_have_the_names_that_they_always_had() {
+        for shard in [0, 9, 10, 4_095, u64::MAX] {
+            assert_eq!(ShardKey::new(shard).as_str(), format!("prefix/{shard}"));
+        }
+    }
 }

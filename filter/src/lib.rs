@@ -9,6 +9,7 @@
 //! - [`vm`]: what one VM (one worker thread) keeps between requests.
 //! - [`records`]: decision records on their way to the prober.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
+//! - [`quick`]: the hash of its maps.
 //! - [`host`]: every call into Envoy, each status an error or an absence.
 //!
 //! Nothing here panics: a panic takes the VM down with every request it holds. What fails is either fail-closed (a
@@ -25,6 +26,7 @@ mod calls;
 mod host;
 mod place;
 mod placed;
+mod quick;
 mod reading;
 mod records;
 mod root;

@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use weighbridge_routing::snapshot::EndpointKey;
 
 use crate::host::{self, Metric};
+use crate::quick::Quick;
 
 /// The most metrics of a kind that one VM defines.
 const MAX_METRICS: usize = 4_096;
@@ -49,8 +50,8 @@ struct Waiting<T> {
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     /// By family or reason, and by what it is about.
-    counters: HashMap<(&'static str, u64), Waiting<u64>>,
-    histograms: HashMap<(&'static str, u64), Waiting<Vec<u64>>>,
+    counters: HashMap<(&'static str, u64), Waiting<u64>, Quick>,
+    histograms: HashMap<(&'static str, u64), Waiting<Vec<u64>>, Quick>,
     gauges: HashMap<String, Option<u32>>,
 }
 

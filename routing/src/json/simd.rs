@@ -1,59 +1,165 @@
 //! 64 bytes at a time: where may text stop?
 //!
-//! One [`Masks`] per block: from four vector compares where the target has simd128 (Envoy's V8 has), else from eight
-//! words. A test holds both to the plain meaning.
+//! One [`Block`] is four vectors where the target has simd128 (Envoy's V8 has), else eight words. Bit `i` of each mask speaks
+//! of byte `i`. A test holds both to the plain meaning.
 
-/// What is in a block of 64 bytes. Bit `i` speaks of byte `i`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Masks {
-    /// Quotes, backslashes and control characters.
-    pub(super) stops: u64,
-    /// Whether a byte is above 127.
-    pub(super) high: bool,
+/// Where the bytes are that may end text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Stops {
+    /// Quotes and control characters.
+    pub(super) ends: u64,
+    /// Backslashes.
+    pub(super) backslashes: u64,
 }
 
-/// The masks of one block.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-#[inline]
-pub(super) fn masks(block: &[u8; 64]) -> Masks {
-    use std::arch::wasm32::{i8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128_or};
+mod vectors {
+    use std::arch::wasm32::{i8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128, v128_or};
 
-    let (words, _) = block.as_chunks::<16>();
-    let (mut stops, mut high) = (0, 0);
-    for (nth, word) in words.iter().enumerate() {
-        let both = u128::from_le_bytes(*word);
-        let bytes = u64x2(both as u64, (both >> 64) as u64);
-        let special = v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), u8x16_eq(bytes, u8x16_splat(b'\\')));
-        let stop = v128_or(special, u8x16_lt(bytes, u8x16_splat(0x20)));
-        stops |= u64::from(i8x16_bitmask(stop)) << (16 * nth);
-        high |= i8x16_bitmask(bytes);
+    use super::Stops;
+
+    /// 64 bytes of text.
+    #[derive(Debug, Clone, Copy)]
+    pub(in super::super) struct Block([v128; 4]);
+
+    impl Block {
+        #[inline]
+        pub(in super::super) fn new(bytes: &[u8; 64]) -> Self {
+            let (words, _) = bytes.as_chunks::<16>();
+            let mut block = [u64x2(0, 0); 4];
+            for (to, from) in block.iter_mut().zip(words) {
+                let both = u128::from_le_bytes(*from);
+                *to = u64x2(both as u64, (both >> 64) as u64);
+            }
+            Block(block)
+        }
+
+        fn mask(&self, test: impl Fn(v128) -> v128) -> u64 {
+            let bits = |nth: usize, vector: &v128| u64::from(i8x16_bitmask(test(*vector))) << (16 * nth);
+            self.0.iter().enumerate().fold(0, |mask, (nth, vector)| mask | bits(nth, vector))
+        }
+
+        /// Whether a byte is above 127.
+        #[inline]
+        pub(in super::super) fn is_high(&self) -> bool {
+            let [a, b, c, d] = self.0;
+            i8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) != 0
+        }
+
+        /// What may end text; `None` when nothing does, which is found out first and fast.
+        #[inline]
+        pub(in super::super) fn stops(&self) -> Option<Stops> {
+            let end = |bytes| v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), u8x16_lt(bytes, u8x16_splat(0x20)));
+            let backslash = |bytes| u8x16_eq(bytes, u8x16_splat(b'\\'));
+            let any = self.0.map(|bytes| v128_or(end(bytes), backslash(bytes)));
+            let [a, b, c, d] = any;
+            // Not `any_true`: the compiler makes more of it than V8 has instructions for.
+            (i8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) != 0)
+                .then(|| Stops { ends: self.mask(end), backslashes: self.mask(backslash) })
+        }
+
+        /// Bytes that may follow a backslash and stand for one character, `/` aside.
+        #[inline]
+        pub(in super::super) fn letters(&self) -> u64 {
+            self.mask(|bytes| {
+                let is = |byte| u8x16_eq(bytes, u8x16_splat(byte));
+                let or = v128_or;
+                or(or(or(is(b'"'), is(b'\\')), or(is(b'b'), is(b'f'))), or(or(is(b'n'), is(b'r')), is(b't')))
+            })
+        }
+
+        /// Slashes.
+        #[inline]
+        pub(in super::super) fn slashes(&self) -> u64 {
+            self.mask(|bytes| u8x16_eq(bytes, u8x16_splat(b'/')))
+        }
     }
-    Masks { stops, high: high != 0 }
 }
 
-/// The masks of one block.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-#[inline]
-pub(super) fn masks(block: &[u8; 64]) -> Masks {
+mod vectors {
+    use super::Stops;
+
     const ONES: u64 = u64::MAX / 255;
     const HIGHS: u64 = ONES * 0x80;
     const LOWS: u64 = ONES * 0x7F;
-    // The high bit of each byte that is not zero; no carry goes from one byte to the next.
-    let not_zero = |word: u64| ((word & LOWS) + LOWS) | word;
 
-    let (words, _) = block.as_chunks::<8>();
-    let (mut stops, mut high) = (0, 0);
-    for (nth, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let quote = not_zero(word ^ (ONES * u64::from(b'"')));
-        let backslash = not_zero(word ^ (ONES * u64::from(b'\\')));
-        let control = not_zero(word & (ONES * 0xE0));
-        let stop = !(quote & backslash & control) & HIGHS;
-        // One bit of each byte, gathered in the highest byte of the product.
-        stops |= ((stop >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * nth);
-        high |= word;
+    /// 64 bytes of text.
+    #[derive(Debug, Clone, Copy)]
+    pub(in super::super) struct Block([u64; 8]);
+
+    impl Block {
+        #[inline]
+        pub(in super::super) fn new(bytes: &[u8; 64]) -> Self {
+            let (words, _) = bytes.as_chunks::<8>();
+            let mut block = [0; 8];
+            for (to, from) in block.iter_mut().zip(words) {
+                *to = u64::from_le_bytes(*from);
+            }
+            Block(block)
+        }
+
+        /// `not_zero` gives a word whose bytes have their high bit set where the byte is not meant.
+        fn mask(&self, not_meant: impl Fn(u64) -> u64) -> u64 {
+            // One bit of each byte, gathered in the highest byte of the product.
+            let bits = |word: u64| (((!not_meant(word) & HIGHS) >> 7).wrapping_mul(0x0102_0408_1020_4080)) >> 56;
+            self.0.iter().enumerate().fold(0, |mask, (nth, word)| mask | bits(*word) << (8 * nth))
+        }
+
+        /// Whether a byte is above 127.
+        #[inline]
+        pub(in super::super) fn is_high(&self) -> bool {
+            self.0.iter().fold(0, |all, word| all | word) & HIGHS != 0
+        }
+
+        /// What may end text; `None` when nothing does.
+        #[inline]
+        pub(in super::super) fn stops(&self) -> Option<Stops> {
+            let ends = self.mask(|word| is_not(word, b'"') & not_zero(word & (ONES * 0xE0)));
+            let backslashes = self.mask(|word| is_not(word, b'\\'));
+            (ends | backslashes != 0).then_some(Stops { ends, backslashes })
+        }
+
+        /// Bytes that may follow a backslash and stand for one character, `/` aside.
+        #[inline]
+        pub(in super::super) fn letters(&self) -> u64 {
+            self.mask(|word| b"\"\\bfnrt".iter().fold(u64::MAX, |none, letter| none & is_not(word, *letter)))
+        }
+
+        /// Slashes.
+        #[inline]
+        pub(in super::super) fn slashes(&self) -> u64 {
+            self.mask(|word| is_not(word, b'/'))
+        }
     }
-    Masks { stops, high: high & HIGHS != 0 }
+
+    fn is_not(word: u64, byte: u8) -> u64 {
+        not_zero(word ^ (ONES * u64::from(byte)))
+    }
+
+    /// The high bit of each byte that is not zero; no carry goes from one byte to the next.
+    fn not_zero(word: u64) -> u64 {
+        ((word & LOWS) + LOWS) | word
+    }
+}
+
+pub(super) use vectors::Block;
+
+/// The bytes that stand behind a backslash which is not itself behind one. `carried` is 1 when the last byte of the block
+/// before was such a backslash, and then says the same of this one.
+///
+/// A row of backslashes escapes what follows it when its length is odd: adding the starts of the rows that begin at odd places
+/// to the backslashes carries each such row to the byte behind it, so that places of rows that begin at even and at odd places
+/// can be told apart. (Langdale and Lemire, "Parsing gigabytes of JSON per second", 2019.)
+#[inline]
+pub(super) fn behind_backslashes(backslashes: u64, carried: &mut u64) -> u64 {
+    const EVEN: u64 = 0x5555_5555_5555_5555;
+    let backslashes = backslashes & !*carried;
+    let follows = backslashes << 1 | *carried;
+    let odd_starts = backslashes & !EVEN & !follows;
+    let (rows, overflow) = odd_starts.overflowing_add(backslashes);
+    *carried = overflow.into();
+    (EVEN ^ (rows << 1)) & follows
 }
 
 #[cfg(test)]
@@ -61,9 +167,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn slowly(block: &[u8; 64]) -> Masks {
-        let stops = (0..64).filter(|nth| matches!(block[*nth], b'"' | b'\\' | 0..0x20)).map(|nth| 1 << nth).sum();
-        Masks { stops, high: !block.is_ascii() }
+    fn bits(block: &[u8; 64], meant: impl Fn(u8) -> bool) -> u64 {
+        (0..64).filter(|nth| meant(block[*nth])).map(|nth| 1 << nth).sum()
+    }
+
+    fn check(bytes: &[u8; 64]) {
+        let block = Block::new(bytes);
+        let stops = block.stops().unwrap_or_default();
+        assert_eq!(stops.ends, bits(bytes, |byte| matches!(byte, b'"' | 0..0x20)), "{bytes:?}");
+        assert_eq!(stops.backslashes, bits(bytes, |byte| byte == b'\\'), "{bytes:?}");
+        assert_eq!(block.letters(), bits(bytes, |byte| b"\"\\bfnrt".contains(&byte)), "{bytes:?}");
+        assert_eq!(block.slashes(), bits(bytes, |byte| byte == b'/'), "{bytes:?}");
+        assert_eq!(block.is_high(), !bytes.is_ascii(), "{bytes:?}");
     }
 
     #[test]
@@ -72,7 +187,7 @@ mod tests {
             for place in 0..64 {
                 let mut block = [b'a'; 64];
                 block[place] = byte;
-                assert_eq!(masks(&block), slowly(&block), "{byte} at {place}");
+                check(&block);
             }
         }
     }
@@ -80,7 +195,24 @@ mod tests {
     proptest! {
         #[test]
         fn it_finds_what_a_slow_reader_finds(block in any::<[u8; 64]>()) {
-            prop_assert_eq!(masks(&block), slowly(&block));
+            check(&block);
+        }
+
+        #[test]
+        fn what_is_escaped_is_what_a_slow_reader_says(
+            blocks in proptest::collection::vec(prop_oneof![any::<u64>(), any::<u64>().prop_map(|bits| bits | bits >> 1 | bits << 3), Just(u64::MAX)], 1..5)
+        ) {
+            let (mut carried, mut behind) = (0, false);
+            for backslashes in blocks {
+                let mut slowly = 0;
+                for place in 0..64 {
+                    let is_backslash = backslashes >> place & 1 == 1;
+                    slowly |= u64::from(behind) << place;
+                    behind = is_backslash && !behind;
+                }
+                prop_assert_eq!(behind_backslashes(backslashes, &mut carried), slowly);
+                prop_assert_eq!(carried == 1, behind);
+            }
         }
     }
 }

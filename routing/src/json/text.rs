@@ -1,7 +1,7 @@
 //! Runs of text inside a string, and what `\u` escapes become.
 
 use super::Mode;
-use super::simd::masks;
+use super::simd::{Block, Stops, behind_backslashes};
 
 /// Text in which nothing has to be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,53 +13,61 @@ pub(super) struct Run {
 }
 
 /// The run at the start of `bytes`: up to a quote, a control character, or an escape that `mode` has to see. Where no
-/// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one.
+/// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one, and costs
+/// hardly more than one without: no escape is looked at by itself.
 pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
-    let (mut at, mut ascii, mut letter_ahead) = (0, true, false);
+    // 1 when a backslash ends what is before `at`, and its letter comes next.
+    let mut behind = 0;
+    let (mut at, mut ascii) = (0, true);
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
         if rest.is_empty() {
-            return Run { length: at, ascii };
+            return Run { length: at - behind as usize, ascii };
         }
         let mut padded;
         let block = match rest.first_chunk::<64>() {
             Some(block) => block,
             None => {
-                padded = [b'"'; 64];
+                // What follows the text ends it, and is no letter for a backslash.
+                padded = [0; 64];
                 for (to, from) in padded.iter_mut().zip(rest) {
                     *to = *from;
                 }
                 &padded
             }
         };
-        let masks = masks(block);
-        ascii &= !masks.high;
-        let mut stops = masks.stops;
-        if letter_ahead {
-            stops &= !1;
-            letter_ahead = false;
-        }
-        while stops != 0 {
-            let place = stops.trailing_zeros() as usize;
-            match rest.get(place..) {
-                Some([b'\\', letter, ..]) if passes(*letter, mode) => {
-                    letter_ahead = place == 63;
-                    // The backslash and its letter, which may be a stop by itself.
-                    stops &= !(3 << place);
-                }
-                _ => return Run { length: at + place.min(rest.len()), ascii },
-            }
+        let block = Block::new(block);
+        ascii &= !block.is_high();
+        let end = match block.stops() {
+            None if behind == 0 => None,
+            stops => first_stop(&block, stops.unwrap_or_default(), mode, &mut behind),
+        };
+        if let Some(end) = end {
+            return Run { length: (at + end).saturating_sub(1).min(bytes.len()), ascii };
         }
         at += 64;
     }
 }
 
-fn passes(letter: u8, mode: Mode) -> bool {
-    match mode {
-        Mode::Decoded => false,
-        Mode::Raw => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't'),
-        Mode::Skip => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't' | b'/'),
+/// One more than the place of the first byte that does not belong to a run; 0 when that is the last of the block before,
+/// a backslash whose letter does not pass.
+#[inline]
+fn first_stop(block: &Block, stops: Stops, mode: Mode, behind: &mut u64) -> Option<usize> {
+    let Stops { ends, backslashes } = stops;
+    let (end, backslash) = (ends.trailing_zeros(), backslashes.trailing_zeros());
+    // Most strings are short, and end before any escape.
+    if *behind == 0 && (end < backslash || mode == Mode::Decoded) {
+        return (ends | backslashes != 0).then_some(end.min(backslash) as usize + 1);
     }
+    let escaped = behind_backslashes(backslashes, behind);
+    let mut letters = block.letters();
+    if mode == Mode::Skip {
+        letters |= block.slashes();
+    }
+    let (ends, wrong) = (ends & !escaped, escaped & !letters);
+    // An escape that does not pass begins one before its letter.
+    let first = (ends.trailing_zeros() as usize + 1).min(wrong.trailing_zeros() as usize);
+    (ends | wrong != 0).then_some(first)
 }
 
 /// What the letter after a backslash stands for, when it is one letter.
@@ -153,6 +161,14 @@ impl<const N: usize> Batch<N> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn passes(letter: u8, mode: Mode) -> bool {
+        match mode {
+            Mode::Decoded => false,
+            Mode::Raw => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't'),
+            Mode::Skip => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't' | b'/'),
+        }
+    }
 
     fn slowly(bytes: &[u8], mode: Mode) -> usize {
         let mut at = 0;

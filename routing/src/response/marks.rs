@@ -3,45 +3,33 @@
 //! A mark is a key with its closing quote, followed by anything but `null`. Inside generated text a quote is always escaped
 //! (`\"usage\"`), so text cannot contain one; a string that consists of a key alone can, and is then read for nothing.
 //!
-//! Cost: three vectorised searches over the event, four when events are typed.
+//! Cost: one vectorised search for quotes, and a look at the byte before each.
 
-use std::sync::LazyLock;
-
-use memchr::memmem::{Finder, FinderRev};
-
-struct Finders {
-    usage: Finder<'static>,
-    error: Finder<'static>,
-    /// `finish_reason` and `stop_reason`. They stand near the end, so the search begins there.
-    reason: FinderRev<'static>,
-    response: Finder<'static>,
-    delta: Finder<'static>,
-}
-
-static FINDERS: LazyLock<Finders> = LazyLock::new(|| Finders {
-    usage: Finder::new(b"\"usage\""),
-    error: Finder::new(b"\"error\""),
-    reason: FinderRev::new(b"_reason\""),
-    response: Finder::new(b"\"response\""),
-    delta: Finder::new(b"delta\""),
-});
+use memchr::memchr_iter;
 
 /// Whether the event may hold a usage, an error or a reason to stop; when events are `typed`, also a whole response.
 pub(super) fn any(data: &[u8], typed: bool) -> bool {
-    let finders = &*FINDERS;
-    let says = |finder: &Finder<'_>| {
-        finder.find_iter(data).any(|at| is_set(data.get(at + finder.needle().len()..).unwrap_or_default()))
-    };
-    let reason = || {
-        let length = finders.reason.needle().len();
-        finders.reason.rfind_iter(data).any(|at| is_set(data.get(at + length..).unwrap_or_default()))
-    };
-    reason() || says(&finders.usage) || says(&finders.error) || (typed && says(&finders.response))
+    quotes(data).any(|(before, after)| {
+        // The last letter leaves few to compare.
+        let is_mark = match before.last() {
+            Some(b'e') => before.ends_with(b"\"usage") || (typed && before.ends_with(b"\"response")),
+            Some(b'r') => before.ends_with(b"\"error"),
+            // `finish_reason` and `stop_reason`.
+            Some(b'n') => before.ends_with(b"_reason"),
+            _ => false,
+        };
+        is_mark && is_set(after)
+    })
 }
 
 /// Whether an event of a typed stream is a delta.
 pub(super) fn delta(data: &[u8]) -> bool {
-    FINDERS.delta.find(data).is_some()
+    quotes(data).any(|(before, _)| before.ends_with(b"delta"))
+}
+
+/// What is before and after each quote.
+fn quotes(data: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    memchr_iter(b'"', data).filter_map(|at| Some((data.get(..at)?, data.get(at + 1..)?)))
 }
 
 /// Whether something other than `: null` follows a key.
