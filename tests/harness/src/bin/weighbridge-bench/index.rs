@@ -10,7 +10,7 @@ use harness::{Envoy, EnvoyOptions};
 use serde_json::{Value, json};
 
 use crate::output;
-use crate::pair::MODEL;
+use crate::pair::{MODEL, without_access_log};
 
 /// Ten steps are reported.
 const STEPS: usize = 10;
@@ -91,12 +91,4 @@ fn prompt(seed: usize) -> Call {
     };
     let messages: Vec<Value> = (0..5).map(said).collect();
     Call::post("/v1/chat/completions", json!({"model": MODEL, "messages": messages, "max_tokens": 16}).to_string())
-}
-
-/// A million lines of it would fill the disk.
-fn without_access_log(config: &mut Value) {
-    let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
-    if let Some(manager) = config.pointer_mut(manager).and_then(Value::as_object_mut) {
-        manager.remove("access_log");
-    }
 }

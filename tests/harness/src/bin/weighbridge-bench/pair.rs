@@ -1,8 +1,12 @@
-//! Two Envoys, without and with the filter, in front of the same upstream. Both run all the time and take turns (A B, then
-//! B A, ...), so that a noisy machine hurts both alike. Read the ratios; the absolute figures belong to the machine.
+//! An Envoy without the filter and one with it, in front of the same upstream; or several with it, to compare builds of the
+//! filter. All run all the time and take turns (A B, then B A, ...), so that a noisy machine hurts all alike. Read the
+//! ratios; the absolute figures belong to the machine.
 
-use anyhow::{Result, ensure};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
 use harness::echo::Echo;
+use harness::envoy::Edit;
 use harness::load::{self, Call, Report};
 use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions};
@@ -23,11 +27,31 @@ pub(crate) struct Turns {
     /// Worker threads of each Envoy.
     #[arg(long, default_value_t = 2)]
     pub(crate) concurrency: u32,
+    #[command(flatten)]
+    pub(crate) sides: Sides,
+}
+
+/// What is compared with an Envoy without the filter.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Sides {
+    /// A build of the filter; several are compared in one run. Without any: the one that `scripts/build` makes.
+    #[arg(long = "module", value_name = "LABEL=PATH", value_parser = labelled)]
+    modules: Vec<(String, PathBuf)>,
+    /// Takes the access log out on all sides.
+    #[arg(long)]
+    no_access_log: bool,
+}
+
+fn labelled(text: &str) -> Result<(String, PathBuf), String> {
+    let (label, path) = text.split_once('=').ok_or("expected LABEL=PATH")?;
+    let path = std::fs::canonicalize(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok((label.to_owned(), path))
 }
 
 pub(crate) struct Pair {
     plain: Envoy,
-    filtered: Envoy,
+    /// With their labels; empty when there is only one.
+    filtered: Vec<(String, Envoy)>,
     _echo: Echo,
 }
 
@@ -41,8 +65,10 @@ pub(crate) struct Cost {
 }
 
 /// Medians over the rounds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Compared {
+    /// Which build of the filter; empty when there is only one.
+    label: String,
     pub(crate) plain: Cost,
     pub(crate) filtered: Cost,
     /// Of the CPU: median, least and greatest.
@@ -50,48 +76,71 @@ pub(crate) struct Compared {
 }
 
 impl Pair {
-    pub(crate) async fn start(concurrency: u32) -> Result<Self> {
+    pub(crate) async fn start(concurrency: u32, sides: &Sides) -> Result<Self> {
         let echo = Echo::start().await?;
         let endpoints = (1..=ENDPOINTS).map(|nth| endpoint(&format!("e{nth}"), echo.addr(nth), 1.0)).collect();
         let fleet = snapshot(vec![pool(MODEL, endpoints)]);
-        let envoy = async |filter: bool| {
-            Envoy::start(EnvoyOptions { concurrency, filter, ..EnvoyOptions::fixed(fleet.clone()) }).await
+        let envoy = async |filter: bool, wasm: Option<PathBuf>| {
+            let edit = sides.no_access_log.then_some(Box::new(without_access_log) as Edit);
+            Envoy::start(EnvoyOptions { concurrency, filter, wasm, edit, ..EnvoyOptions::fixed(fleet.clone()) }).await
         };
-        Ok(Self { plain: envoy(false).await?, filtered: envoy(true).await?, _echo: echo })
+        let plain = envoy(false, None).await?;
+        let mut filtered = Vec::new();
+        for (label, path) in &sides.modules {
+            filtered.push((label.clone(), envoy(true, Some(path.clone())).await?));
+        }
+        if filtered.is_empty() {
+            filtered.push((String::new(), envoy(true, None).await?));
+        }
+        Ok(Self { plain, filtered, _echo: echo })
     }
 
-    /// `requests` requests per turn, taken in turn from `calls`.
-    pub(crate) async fn compare(&self, turns: &Turns, requests: usize, calls: &[Call]) -> Result<Compared> {
+    /// `requests` requests per turn, taken in turn from `calls`. One result for each build of the filter.
+    pub(crate) async fn compare(&self, turns: &Turns, requests: usize, calls: &[Call]) -> Result<Vec<Compared>> {
         let requests = requests.max(turns.connections);
         let turn = async |envoy: &Envoy, requests: usize| cost(envoy, turns.connections, requests, calls).await;
+        let envoys: Vec<&Envoy> =
+            std::iter::once(&self.plain).chain(self.filtered.iter().map(|(_, envoy)| envoy)).collect();
         // Connections, buffers and the engine's code are warm before anything counts.
-        for envoy in [&self.plain, &self.filtered] {
+        for envoy in &envoys {
             turn(envoy, requests / 4 + 1).await?;
         }
-        let (mut plain, mut filtered) = (Vec::new(), Vec::new());
+        let mut costs = vec![Vec::new(); envoys.len()];
         for round in 0..turns.rounds {
-            if round % 2 == 0 {
-                plain.push(turn(&self.plain, requests).await?);
-                filtered.push(turn(&self.filtered, requests).await?);
-            } else {
-                filtered.push(turn(&self.filtered, requests).await?);
-                plain.push(turn(&self.plain, requests).await?);
+            for nth in 0..envoys.len() {
+                let nth = if round % 2 == 0 { nth } else { envoys.len() - 1 - nth };
+                costs[nth].push(turn(envoys[nth], requests).await?);
             }
         }
         let median = |costs: &[Cost]| Cost {
             cpu_us: spread(costs.iter().map(|cost| cost.cpu_us)).0,
             latency_us: spread(costs.iter().map(|cost| cost.latency_us)).0,
         };
-        let ratio = spread(plain.iter().zip(&filtered).map(|(plain, filtered)| filtered.cpu_us / plain.cpu_us));
-        Ok(Compared { plain: median(&plain), filtered: median(&filtered), ratio })
+        let (plain, filtered) = costs.split_first().context("there is always one")?;
+        let compared = self.filtered.iter().zip(filtered).map(|((label, _), costs)| Compared {
+            label: label.clone(),
+            plain: median(plain),
+            filtered: median(costs),
+            ratio: spread(plain.iter().zip(costs).map(|(plain, filtered)| filtered.cpu_us / plain.cpu_us)),
+        });
+        Ok(compared.collect())
+    }
+}
+
+/// A million lines of it would fill the disk, and writing them costs both sides.
+pub(crate) fn without_access_log(config: &mut Value) {
+    let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+    if let Some(manager) = config.pointer_mut(manager).and_then(Value::as_object_mut) {
+        manager.remove("access_log");
     }
 }
 
 impl Compared {
-    /// The cells of a row after its label.
-    pub(crate) fn cells(&self) -> Vec<String> {
+    /// The cells of a row that begins with what was measured.
+    pub(crate) fn cells(&self, what: &str) -> Vec<String> {
         let (ratio, min, max) = self.ratio;
         vec![
+            [what, &self.label].join(" ").trim_end().to_owned(),
             format!("{:.1}", self.plain.cpu_us),
             format!("{:.1}", self.filtered.cpu_us),
             format!("{ratio:.2}"),
@@ -99,9 +148,9 @@ impl Compared {
         ]
     }
 
-    pub(crate) fn json(&self, label: &str) -> Value {
+    pub(crate) fn json(&self, what: &str) -> Value {
         json!({
-            "what": label, "ratio": self.ratio.0, "ratio_min": self.ratio.1, "ratio_max": self.ratio.2,
+            "what": what, "module": self.label, "ratio": self.ratio.0, "ratio_min": self.ratio.1, "ratio_max": self.ratio.2,
             "plain_cpu_us": self.plain.cpu_us, "filter_cpu_us": self.filtered.cpu_us,
             "plain_latency_us": self.plain.latency_us, "filter_latency_us": self.filtered.latency_us,
         })

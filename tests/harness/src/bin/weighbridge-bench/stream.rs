@@ -20,17 +20,15 @@ pub(crate) struct Options {
 }
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
-    let pair = Pair::start(options.turns.concurrency).await?;
+    let pair = Pair::start(options.turns.concurrency, &options.turns.sides).await?;
     let chunks = options.chunks.to_string();
     let calls: Vec<Call> =
         (0..16).map(|nth| chat(4 << 10, Escapes::Prose, nth).header(CHUNKS_HEADER, &chunks)).collect();
     let compared = pair.compare(&options.turns, options.requests, &calls).await?;
-    let label = format!("4 KB, {chunks} chunks");
     println!("CPU per request of the Envoy process, {} rounds, an answer in {chunks} chunks", options.turns.rounds);
-    output::table(
-        &[["request, answer"].as_slice(), &COLUMNS].concat(),
-        &[[vec![label.clone()], compared.cells()].concat()],
-    );
-    output::result("stream", &[compared.json(&label)]);
+    let what = format!("4 KB, {chunks} chunks");
+    let rows: Vec<_> = compared.iter().map(|compared| compared.cells(&what)).collect();
+    output::table(&[["request, answer"].as_slice(), &COLUMNS].concat(), &rows);
+    output::result("stream", &compared.iter().map(|compared| compared.json(&what)).collect::<Vec<_>>());
     Ok(())
 }
