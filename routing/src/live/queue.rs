@@ -162,9 +162,22 @@ pub(super) fn dispatch(table: &mut Table, board: &mut Board, now_ms: u64) -> Vec
     if table.waiters() == 0 {
         return woken;
     }
-    let Some(mut room) = board.room() else { return woken };
+    // Between priorities the order depends on who still waits, so there it is gone through until nothing is given.
+    loop {
+        let before = woken.len();
+        pass(table, board, now_ms, &mut woken);
+        if woken.len() == before || !ages(table, board.pool.admission.ageing_ms) {
+            return woken;
+        }
+        board.loads.iter_mut().for_each(|load| load.prefill_kept = false);
+    }
+}
+
+/// Goes through the waiters once.
+fn pass(table: &mut Table, board: &mut Board, now_ms: u64, woken: &mut Vec<Woken>) {
+    let Some(mut room) = board.room() else { return };
     let mut kept = false;
-    let order = order(table, board.pool.admission.ageing_ms);
+    let order = order(table, board.pool.admission.ageing_ms, now_ms);
     for (nth, place) in order.iter().enumerate() {
         // Once for the waiter itself, and once for each that is preferred to it.
         while waiter::is_waiting(table.waiter_bytes(*place), now_ms)
@@ -176,18 +189,17 @@ pub(super) fn dispatch(table: &mut Table, board: &mut Board, now_ms: u64) -> Vec
             let Some((winner, at)) = choose(table, board, *place, &waiter, &survey, behind, now_ms) else {
                 if !kept && keep_budget(board, &survey) {
                     kept = true;
-                    let Some(left) = board.room() else { return woken };
+                    let Some(left) = board.room() else { return };
                     room = left;
                 }
                 break;
             };
             let Some(granted) = grant(table, board, winner, at, now_ms) else { break };
             woken.push(granted);
-            let Some(left) = board.room() else { return woken };
+            let Some(left) = board.room() else { return };
             room = left;
         }
     }
-    woken
 }
 
 /// Who gets a slot next, and where: the waiter itself, unless the one endpoint that is free for it prefers another.
@@ -302,18 +314,28 @@ fn grant(table: &mut Table, board: &mut Board, place: usize, at: usize, now_ms: 
     Some(Woken { row: table.row_id(waiter.row), ticket: waiter.ticket })
 }
 
-/// The places of all waiters in the order in which they are served.
-pub(super) fn order(table: &Table, ageing_ms: u32) -> Vec<usize> {
-    let count = table.waiters();
+/// Whether waiters of several priorities have to be compared by age.
+fn ages(table: &Table, ageing_ms: u32) -> bool {
     let priority = |place: usize| waiter::priority_of(table.waiter_bytes(place));
-    if count == 0 || priority(0) == priority(count - 1) || ageing_ms == 0 {
+    ageing_ms > 0 && table.waiters() > 1 && priority(0) != priority(table.waiters() - 1)
+}
+
+/// The places of all waiters in the order in which they are served.
+pub(super) fn order(table: &Table, ageing_ms: u32, now_ms: u64) -> Vec<usize> {
+    let count = table.waiters();
+    if !ages(table, ageing_ms) {
         return (0..count).collect();
     }
+    let priority = |place: usize| waiter::priority_of(table.waiter_bytes(place));
     // Inside a priority the places are in order. A head counts as old as the oldest behind it.
     let mut arrival = vec![0; count];
     for place in (0..count).rev() {
         let bytes = table.waiter_bytes(place);
-        let own = waiter::enqueued_of(bytes).saturating_add(u64::from(priority(place)) * u64::from(ageing_ms));
+        let own = match waiter::is_waiting(bytes, now_ms) {
+            true => waiter::enqueued_of(bytes).saturating_add(u64::from(priority(place)) * u64::from(ageing_ms)),
+            // Whoever waits no more makes nobody older.
+            false => u64::MAX,
+        };
         let behind = arrival.get(place + 1).copied().filter(|_| priority(place + 1) == priority(place));
         if let Some(arrival) = arrival.get_mut(place) {
             *arrival = own.min(behind.unwrap_or(u64::MAX));
@@ -345,7 +367,7 @@ pub(super) fn enqueue(
     let waiter = Waiter { ticket, round: round(table, &waiter), ..waiter };
     let place = table.insert_waiter(&waiter)?;
     table.set_next_ticket(ticket.saturating_add(1));
-    let before = order(table, limits.ageing_ms).into_iter().take_while(|other| *other != place);
+    let before = order(table, limits.ageing_ms, now_ms).into_iter().take_while(|other| *other != place);
     let position = before.filter(|other| waiter::is_waiting(table.waiter_bytes(*other), now_ms)).count();
     Some((waiter, position))
 }

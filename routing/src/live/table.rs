@@ -231,6 +231,10 @@ impl Table {
 
     /// Sets what one VM has at an endpoint.
     pub fn set_cell(&mut self, row: usize, slot: usize, counts: Counts) {
+        // Behind the last cell stand the waiters.
+        if row >= self.rows || slot >= self.slots {
+            return;
+        }
         let at = self.cell_at(row, slot);
         self.put_u32(at, counts.in_flight);
         self.put_u32(at + 4, counts.pending_tokens);
@@ -293,6 +297,9 @@ impl Table {
 
     /// Sets the passive health of an endpoint.
     pub fn set_passive(&mut self, slot: usize, passive: Passive) {
+        if slot >= self.slots {
+            return;
+        }
         let at = HEADER + slot * SLOT + 8;
         self.put_u64(at, passive.ejected_until_ms);
         self.put_u32(at + 8, u32::from(passive.failures) | u32::from(passive.ejections) << 16);
@@ -307,6 +314,9 @@ impl Table {
 
     /// Moves an endpoint's token clock on.
     pub fn advance_clock(&mut self, slot: usize, tokens: u64) {
+        if slot >= self.slots {
+            return;
+        }
         let at = HEADER + slot * SLOT + 24;
         self.put_u64(at, self.u64_at(at).saturating_add(tokens));
     }
