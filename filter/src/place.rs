@@ -74,6 +74,7 @@ impl Wish {
 impl Wanted {
     /// Finds an endpoint of the pool that serves the model, or of the one that takes what that one refuses. `context` is
     /// the stream's, by which it is found when it is its turn.
+    #[allow(clippy::result_large_err, reason = "a refusal is answered at once, by the caller")]
     pub(crate) fn place(self, context: u32) -> Result<Becomes, Refusal> {
         let snapshot = Rc::clone(&self.snapshot);
         let Some((first, pool)) = snapshot.pool_for_model(&self.request.model) else {
@@ -205,6 +206,7 @@ pub(crate) fn record(decision: Decision<'_>, waited_ms: u64) {
 }
 
 /// Sends a request that has its endpoint on its way, whether it waited or not.
+#[allow(clippy::result_large_err, reason = "a refusal is answered at once, by the caller")]
 pub(crate) fn begin(mut placed: Placed) -> Result<Box<Placed>, Refusal> {
     if let Err(host::HostError(status)) = placed.steer() {
         placed.abandon(host::now_ms());

@@ -130,6 +130,7 @@ impl Waiting {
     }
 
     /// The snapshot may have changed since it came: caps, endpoints and their places.
+    #[allow(clippy::result_large_err, reason = "a refusal is answered at once, by the caller")]
     fn follow_snapshot(&mut self) -> Result<(), Refusal> {
         let Some(now) = vm::with(|vm| vm.snapshot()).filter(|now| !Rc::ptr_eq(now, &self.snapshot)) else {
             return Ok(());

@@ -122,8 +122,10 @@ impl Client {
         tokens: u32,
     ) -> Result<Streamed, EngineError> {
         let mut body = chat(model, prompt, tokens);
-        body["stream"] = true.into();
-        body["stream_options"] = serde_json::json!({"include_usage": true});
+        if let Some(fields) = body.as_object_mut() {
+            fields.insert("stream".into(), true.into());
+            fields.insert("stream_options".into(), serde_json::json!({"include_usage": true}));
+        }
         let start = Instant::now();
         let mut response = self.http.post(format!("http://{engine}{CHAT}")).json(&body).send().await?;
         if !response.status().is_success() {

@@ -13,6 +13,7 @@ use crate::snapshot::{Pool, State};
 
 /// What a waiter that asks for its slot gets.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "lives for the length of a call; a box would cost an allocation")]
 pub enum Claim {
     /// It has one, and is counted there.
     Admitted(Admitted),

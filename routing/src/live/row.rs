@@ -225,6 +225,10 @@ impl Row {
                     if let (Some(row), Some(slot)) = (row, board.slot(pick.chosen())) {
                         count(table, row, slot, charge, now_ms);
                     }
+                    // It may have taken a budget that was kept for a waiter; then that is kept from nobody any more.
+                    if board.loads.iter().any(|load| load.prefill_kept) {
+                        woken.extend(self.hand_over(table, pool, now_ms));
+                    }
                     let admitted = Admitted { pick, loads: board.loads, charge, waited: None };
                     (((Verdict::Admitted(admitted), None), woken), Then::Store)
                 }

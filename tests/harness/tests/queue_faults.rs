@@ -200,6 +200,8 @@ async fn a_higher_cap_or_a_new_endpoint_takes_waiters_at_once() {
     assert_eq!(ok, WAITING, "{others:?}");
     prober.put("/v1/endpoints/a/pin", &json!({"weight": 1.0})).await.unwrap();
     applied(&prober).await;
+    // The gauge comes with a tick; the next look is to count from nothing.
+    until_waiting(&envoy, 0).await;
     let waiting = wait_in_line(&envoy, WAITING, |nth| named(nth, 2)).await;
     let c = engine("c", Profile::instant()).await;
     prober.post("/v1/endpoints", &json!({"pool": "m", "id": "c", "address": c.addr()})).await.unwrap();
