@@ -193,9 +193,11 @@ async fn c5_outside_traffic_is_seen_and_our_own_is_not_taken_for_it() {
     while start.elapsed() < Duration::from_secs(2) {
         for id in ["a", "b"] {
             let signals = signals(&prober, id).await.unwrap();
-            assert_eq!((&signals["outside"], signals["in_flight"].as_u64()), (&json!(0), Some(at(id))), "{signals}");
+            // What this test asks for itself may be under way, too.
+            assert!(signals["outside"] == 0 && signals["in_flight"].as_u64() >= Some(at(id)), "{signals}");
         }
-        assert_eq!(elsewhere(&envoy, "a").await.unwrap(), 0);
+        // At most the other Envoy's last question; never its own three or so.
+        assert!(elsewhere(&envoy, "a").await.unwrap() <= 1);
         looks += 1;
     }
     println!("six of our own, in {looks} looks never taken for outside traffic");
