@@ -5,7 +5,7 @@
 //! prober sees no pile of them, and an answer of at most [`MAX_ANSWER_BYTES`].
 //!
 //! A configuration update cancels what the root context before it had asked, and nobody is told; such a call ends with
-//! [`CallError::Lost`] at [`Calls::expire`]. Every call that [`Calls::post`] took has its `done` run exactly once, unless
+//! [`CallError::Lost`] at [`expire`]. Every call that [`Calls::post`] took has its `done` run exactly once, unless
 //! the VM dies. None runs inside `post`: Envoy reports what fails at once after the callback that asked.
 
 use crate::host::{self, Buffer, Headers};
