@@ -131,6 +131,8 @@ async fn nobody_is_sent_to_an_endpoint_that_takes_no_traffic() {
 async fn a_full_pool_answers_429_and_serves_again_when_a_slot_is_free() {
     let (engines, mut pool) = fleet(&[("only", Profile::new("slow", &[(1, 20.0)]), 1.0)]).await;
     pool.endpoints[0].cap = Some(2);
+    // Nobody waits here; `queue.rs` is about those who do.
+    pool.admission.queue = 0;
     let envoy = Envoy::start(EnvoyOptions::fixed(snapshot(vec![pool]))).await.unwrap();
     let report = load::burst_at_once(envoy.gateway(), 6, Call::chat("m", "hello", 20)).await;
     assert_eq!(report.by_status(), BTreeMap::from([("200".to_owned(), 2), ("429".to_owned(), 4)]));
