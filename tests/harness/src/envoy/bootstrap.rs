@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::wire;
 
 const XDS_CLUSTER: &str = "weighbridge-xds";
+const PROBER_CLUSTER: &str = "weighbridge-prober";
 const FILTER: &str = "weighbridge";
 const CLUSTER_HEADER: &str = "x-weighbridge-cluster";
 
@@ -98,8 +99,20 @@ impl Bootstrap {
     /// # Errors
     /// When the file has no cluster for it.
     pub fn set_xds(&mut self, to: SocketAddr) -> Result<()> {
-        let cluster = self.clusters()?.iter_mut().find(|cluster| cluster["name"] == XDS_CLUSTER);
-        cluster.context("no xDS cluster")?["load_assignment"]["endpoints"] = endpoints(&[to]);
+        self.set_addresses(XDS_CLUSTER, to)
+    }
+
+    /// Says where the prober's REST API is.
+    ///
+    /// # Errors
+    /// When the file has no cluster for it.
+    pub fn set_prober(&mut self, to: SocketAddr) -> Result<()> {
+        self.set_addresses(PROBER_CLUSTER, to)
+    }
+
+    fn set_addresses(&mut self, name: &str, to: SocketAddr) -> Result<()> {
+        let cluster = self.clusters()?.iter_mut().find(|cluster| cluster["name"] == name);
+        cluster.with_context(|| format!("no cluster {name}"))?["load_assignment"]["endpoints"] = endpoints(&[to]);
         Ok(())
     }
 
@@ -138,9 +151,9 @@ impl Bootstrap {
     /// When the file has no such parts, or an address is not `ip:port`.
     pub fn set_snapshot(&mut self, mut snapshot: wire::Snapshot) -> Result<()> {
         let clusters = self.clusters()?;
-        let position = clusters.iter().position(|cluster| cluster["name"] != XDS_CLUSTER);
+        let position = clusters.iter().position(is_of_a_pool);
         let template = clusters.remove(position.context("no cluster of a pool")?);
-        clusters.retain(|cluster| cluster["name"] == XDS_CLUSTER);
+        clusters.retain(|cluster| !is_of_a_pool(cluster));
         for pool in &mut snapshot.pools {
             let mut cluster = template.clone();
             if template["type"] == "EDS" {
@@ -178,8 +191,8 @@ impl Bootstrap {
     /// # Errors
     /// When the file has no pool.
     pub fn remove_filter(&mut self) -> Result<()> {
-        let first = self.clusters()?.iter().map(|cluster| cluster["name"].clone()).find(|name| name != XDS_CLUSTER);
-        let first = first.context("no cluster of a pool")?;
+        let first = self.clusters()?.iter().find(|cluster| is_of_a_pool(cluster));
+        let first = first.context("no cluster of a pool")?["name"].clone();
         visit(&mut self.0, &mut |object| {
             if let Some(filters) = object.get_mut("http_filters").and_then(Value::as_array_mut) {
                 filters.retain(|filter| filter["name"] != FILTER);
@@ -200,6 +213,10 @@ impl Bootstrap {
     fn at(&mut self, pointer: &str) -> Result<&mut Value> {
         self.0.pointer_mut(pointer).with_context(|| format!("no {pointer} in the configuration"))
     }
+}
+
+fn is_of_a_pool(cluster: &Value) -> bool {
+    cluster["name"] != XDS_CLUSTER && cluster["name"] != PROBER_CLUSTER
 }
 
 fn socket_address(address: SocketAddr) -> Value {

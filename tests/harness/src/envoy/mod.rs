@@ -44,6 +44,8 @@ pub struct EnvoyOptions {
     pub snapshot: Option<wire::Snapshot>,
     /// Where the prober is. `None`: nowhere, and Envoy waits for it only briefly.
     pub xds: Option<SocketAddr>,
+    /// Where the prober's REST API is. `None`: nowhere.
+    pub prober: Option<SocketAddr>,
     /// The module; `None` takes `dist/weighbridge.wasm`.
     pub wasm: Option<PathBuf>,
     /// Without the filter, requests go straight to the first pool: the baseline of the overhead benchmark.
@@ -67,6 +69,7 @@ impl Default for EnvoyOptions {
             concurrency: 2,
             snapshot: None,
             xds: None,
+            prober: None,
             wasm: None,
             filter: true,
             gateway: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -116,6 +119,8 @@ impl EnvoyOptions {
                 }
             }
         }
+        // Port 1: refused at once.
+        config.set_prober(self.prober.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 1))))?;
         if self.filter {
             let wasm = match self.wasm {
                 Some(path) => path,

@@ -81,6 +81,7 @@ impl Site {
             concurrency,
             admin: self.admin,
             snapshot: Some(snapshot(vec![pool("m", Vec::new())])),
+            prober: Some(prober.api()),
             ..EnvoyOptions::with_xds(prober.xds())
         };
         Envoy::start(options).await.unwrap()

@@ -144,6 +144,7 @@ async fn start(arguments: &Arguments) -> Result<Running> {
         gateway: arguments.listen,
         admin: arguments.admin,
         snapshot: Some(static_snapshot(&prober).await),
+        prober: Some(reachable(prober.api())),
         ..EnvoyOptions::with_xds(reachable(prober.xds()))
     };
     let envoy = Envoy::start(options).await?;
