@@ -57,7 +57,9 @@ pub struct Decision<'a> {
     pub spilled_from: Option<&'a str>,
     /// `fresh` or `stale`: whether what engines and other Envoys report was recent; absent where nobody reports.
     pub signals: Option<&'static str>,
-    /// What a second policy would have done, where one is configured.
+    /// Whether the policy that decided is the pool's canary.
+    pub canary: bool,
+    /// What the shadow policy would have done, where the pool has one.
     pub shadow: Option<ShadowRecord<'a>>,
     /// The endpoint that answered, and how; known at the end.
     pub result: Option<ResultRecord<'a>>,
@@ -101,7 +103,7 @@ pub struct CandidateRecord<'a> {
     pub id: &'a str,
     /// Its weight.
     pub weight: f64,
-    /// Requests in flight before this one, whoever sent them.
+    /// Requests of this Envoy in flight before this one.
     pub in_flight: u32,
     /// The most it may have.
     pub cap: u32,
@@ -114,7 +116,7 @@ pub struct CandidateRecord<'a> {
     pub drawn: bool,
     /// Why it was left out.
     pub excluded: Option<&'static str>,
-    /// Of `in_flight`, requests that others sent there: other Envoys, and whoever speaks to the engine itself.
+    /// Requests that it has from elsewhere, as far as is known: other Envoys, and whoever speaks to the engine itself.
     pub elsewhere: u32,
     /// What is compared where the policy is `score`: the sum of `terms`, lowest wins.
     pub score: Option<f64>,
@@ -129,7 +131,9 @@ pub struct PrefixRecord<'a> {
     pub holders: Vec<&'a str>,
     /// Tokens of that prefix.
     pub matched_tokens: u64,
-    /// Of these, tokens that the freest endpoint does not have.
+    /// Tokens of the longest known prefix, where that is longer but no endpoint that holds it could take the request; else 0.
+    pub out_of_reach_tokens: u64,
+    /// Of `matched_tokens`, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
     /// How much fuller than the freest a holder could be, in requests per weight.
     pub allowance: f64,
@@ -146,15 +150,19 @@ pub struct QueueRecord {
     pub wait_ms: u64,
 }
 
-/// What a second policy said of the same request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the shadow policy would have done.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShadowRecord<'a> {
-    /// Which.
+    /// The policy.
     pub policy: &'static str,
-    /// Where it would have sent the request, or did.
-    pub picked: Option<&'a str>,
-    /// Whether its pick counted (a canary) or was only compared.
-    pub routed: bool,
+    /// The endpoint that it would have picked.
+    pub picked: &'a str,
+    /// Why.
+    pub reason: &'static str,
+    /// How much more the endpoint that it would have picked carries per weight than the one that was.
+    pub load_difference: f64,
+    /// How much more it would have cost, in the pool's own policy's unit.
+    pub cost_difference: f64,
 }
 
 /// How it ended.
@@ -225,6 +233,7 @@ impl<'a> Decision<'a> {
         let prefix = pick.affinity.as_ref().map(|affinity| PrefixRecord {
             holders: holders.iter().filter_map(name).collect(),
             matched_tokens: affinity.matched_tokens,
+            out_of_reach_tokens: 0,
             missing_tokens: affinity.missing_tokens,
             allowance: hundredths(affinity.allowance),
         });
@@ -261,7 +270,7 @@ impl<'a> Decision<'a> {
             Some(CandidateRecord {
                 id: &endpoint.id,
                 weight: endpoint.weight.get(),
-                in_flight: load.total(),
+                in_flight: load.in_flight,
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
                 load: hundredths(f64::from(load.compared(pool.policy)) / endpoint.weight.get()),
@@ -288,6 +297,7 @@ impl<'a> Decision<'a> {
             queue: None,
             spilled_from: None,
             signals: None,
+            canary: false,
             shadow: None,
             result: None,
         }
@@ -304,6 +314,9 @@ impl<'a> Decision<'a> {
         json.text("pool", self.pool);
         json.number("snapshot", self.snapshot);
         json.text("policy", self.policy);
+        if self.canary {
+            json.yes("canary");
+        }
         json.text("reason", self.reason);
         if let Some(picked) = self.picked {
             json.text("picked", picked);
@@ -381,13 +394,13 @@ impl CandidateRecord<'_> {
             json.number("elsewhere", self.elsewhere.into());
         }
         if let Some(score) = self.score {
-            json.hundredths("score", score);
+            json.thousandths("score", score);
         }
         if !self.terms.is_empty() {
             json.key("terms");
             json.open('{');
             for (term, value) in &self.terms {
-                json.hundredths(term, *value);
+                json.thousandths(term, *value);
             }
             json.close('}');
         }
@@ -399,12 +412,10 @@ impl ShadowRecord<'_> {
     fn write(&self, json: &mut Json) {
         json.open('{');
         json.text("policy", self.policy);
-        if let Some(picked) = self.picked {
-            json.text("picked", picked);
-        }
-        if self.routed {
-            json.yes("routed");
-        }
+        json.text("picked", self.picked);
+        json.text("reason", self.reason);
+        json.thousandths("load_difference", self.load_difference);
+        json.thousandths("cost_difference", self.cost_difference);
         json.close('}');
     }
 }
@@ -414,6 +425,9 @@ impl PrefixRecord<'_> {
         json.open('{');
         json.texts("holders", &self.holders);
         json.number("matched_tokens", self.matched_tokens);
+        if self.out_of_reach_tokens > 0 {
+            json.number("out_of_reach_tokens", self.out_of_reach_tokens);
+        }
         json.number("missing_tokens", self.missing_tokens);
         json.hundredths("allowance", self.allowance);
         json.close('}');
@@ -501,6 +515,7 @@ mod tests {
             queue: None,
             spilled_from: None,
             signals: None,
+            canary: false,
             shadow: None,
             result: None,
         }
@@ -512,12 +527,24 @@ mod tests {
         let terms = vec![("active", 1_000.0), ("throughput", -3.0)];
         full.candidates[0] = CandidateRecord { elsewhere: 2, score: Some(997.0), terms, ..candidate("a") };
         full.omitted = Omitted { endpoints: 3, excluded: vec![(Exclusion::AtCap, 2)] };
-        full.prefix =
-            Some(PrefixRecord { holders: vec!["a"], matched_tokens: 8_000, missing_tokens: 0, allowance: 7.6 });
+        full.prefix = Some(PrefixRecord {
+            holders: vec!["a"],
+            matched_tokens: 8_000,
+            out_of_reach_tokens: 9_000,
+            missing_tokens: 0,
+            allowance: 7.6,
+        });
         full.queue = Some(QueueRecord { ticket: 90, position: 3, wait_ms: 1_200 });
         full.spilled_from = Some("other");
         full.signals = Some("stale");
-        full.shadow = Some(ShadowRecord { policy: "score", picked: Some("b"), routed: true });
+        full.canary = true;
+        full.shadow = Some(ShadowRecord {
+            policy: "score",
+            picked: "b",
+            reason: "lower_score",
+            load_difference: -0.25,
+            cost_difference: 12.125,
+        });
         full.result = Some(ResultRecord {
             endpoint: Some("a"),
             status: 200,
@@ -550,9 +577,10 @@ mod tests {
                 {"id": "b", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "excluded": "at_cap"},
             ],
             "omitted": 3, "omitted_excluded": {"at_cap": 2}, "prompt_tokens": 8_100, "output_tokens": 128,
-            "prefix": {"holders": ["a"], "matched_tokens": 8_000, "missing_tokens": 0, "allowance": 7.6},
+            "prefix": {"holders": ["a"], "matched_tokens": 8_000, "out_of_reach_tokens": 9_000, "missing_tokens": 0, "allowance": 7.6},
             "queue": {"ticket": 90, "position": 3, "wait_ms": 1_200}, "spilled_from": "other", "signals": "stale",
-            "shadow": {"policy": "score", "picked": "b", "routed": true},
+            "canary": true,
+            "shadow": {"policy": "score", "picked": "b", "reason": "lower_score", "load_difference": -0.25, "cost_difference": 12.125},
             "result": {"endpoint": "a", "status": 200, "attempts": 2, "ttft_ms": 40, "duration_ms": 900, "prompt_tokens": 8_090,
                 "cached_tokens": 8_000, "completion_tokens": 64, "finish": "stop", "error": true, "tried": ["b", "a"],
                 "details": "downstream_remote_disconnect"},

@@ -29,7 +29,7 @@ impl Unit {
         let weight = weight.trim_end_matches('0').trim_end_matches('.');
         let elsewhere = match candidate.elsewhere {
             0 => String::new(),
-            elsewhere => format!(" ({} of them from elsewhere)", count(elsewhere.into())),
+            elsewhere => format!(" and {} from elsewhere", count(elsewhere.into())),
         };
         match (self, candidate.score) {
             (Unit::Score, Some(score)) => {
@@ -144,12 +144,16 @@ fn affinity(record: &Record) -> Option<String> {
         ),
     };
     let picked = record.picked.as_ref().filter(|picked| prefix.holders.contains(picked));
+    let longer = match prefix.out_of_reach_tokens {
+        0 => String::new(),
+        tokens => format!(" Others that held {} could not take the request.", counted(tokens, "token")),
+    };
     let stayed = match (record.reason.as_str(), picked) {
         ("holder", _) => "",
         (_, Some(_)) => " It was picked on other grounds.",
         (_, None) => " A holder was too full for that, or could not take the request.",
     };
-    Some(format!("{held}; {worth}.{stayed}"))
+    Some(format!("{held}; {worth}.{stayed}{longer}"))
 }
 
 fn refusal(record: &Record) -> Vec<String> {
@@ -187,7 +191,8 @@ pub(super) fn others(record: &Record) -> Vec<String> {
         let of_reason = record.candidates.iter().filter(|candidate| candidate.excluded.as_deref() == Some(reason));
         let named = of_reason.map(|candidate| match reason {
             "at_cap" | "reserved" => {
-                let (in_flight, cap) = (count(candidate.in_flight.into()), count(candidate.cap.into()));
+                let total = u64::from(candidate.in_flight) + u64::from(candidate.elsewhere);
+                let (in_flight, cap) = (count(total), count(candidate.cap.into()));
                 format!("{} ({in_flight} of {cap})", plain(&candidate.id))
             }
             _ => plain(&candidate.id),
@@ -213,7 +218,7 @@ pub(super) fn others(record: &Record) -> Vec<String> {
     }
     if !passed_over.is_empty() {
         let why = match record.reason.as_str() {
-            "lower_load" | "tie_heavier" | "tie_chance" => {
+            "lower_load" | "lower_score" | "tie_heavier" | "tie_chance" => {
                 "could have taken it, and were not among those drawn for comparison (policy.choices)"
             }
             _ => "could have taken it",

@@ -106,20 +106,21 @@ fn request(record: &Record) -> Vec<String> {
         tokens => format!("an answer of about {} was expected", counted(tokens, "token")),
     };
     sentences.push(format!("Its prompt had about {}, {answer}.", counted(record.prompt_tokens, "token")));
-    let policy = if record.policy.is_empty() { String::new() } else { format!("policy {}, ", plain(&record.policy)) };
+    let policy = match (record.policy.is_empty(), record.canary) {
+        (true, _) => String::new(),
+        (false, false) => format!("policy {}, ", plain(&record.policy)),
+        (false, true) => format!("the pool's canary policy {}, ", plain(&record.policy)),
+    };
     let signals = match record.signals.as_deref() {
         Some("stale") => ". What engines and other Envoys report was stale, so own counts decided alone",
         _ => "",
     };
     sentences.push(format!("Decided by {policy}snapshot {}{signals}.", record.snapshot));
     if let Some(shadow) = &record.shadow {
-        let policy = plain(&shadow.policy);
-        let picked = shadow.picked.as_deref().map_or_else(|| "nobody".to_owned(), plain);
-        sentences.push(match shadow.routed {
-            true => format!(
-                "It was one of the requests that the second policy {policy} decides (canary): it picked {picked}."
-            ),
-            false => format!("The second policy {policy} would have picked {picked}; it was only compared (shadow)."),
+        let (policy, picked) = (plain(&shadow.policy), plain(&shadow.picked));
+        sentences.push(match record.picked.as_deref() == Some(shadow.picked.as_str()) {
+            true => format!("The shadow policy {policy} would have picked {picked} too."),
+            false => format!("The shadow policy {policy} would have picked {picked}; it routes nothing."),
         });
     }
     if record.omitted > 0 {

@@ -145,8 +145,8 @@ proptest! {
             "omitted_excluded": {&words: d, "at_cap": e}, "prompt_tokens": f, "output_tokens": g,
             "candidates": [{"id": words, "weight": load, "in_flight": in_flight, "cap": in_flight, "load": load, "drawn": true,
                 "score": load, "terms": {&words: load}, "elsewhere": in_flight, "excluded": words}],
-            "prefix": {"holders": [words], "matched_tokens": a, "missing_tokens": b, "allowance": load},
-            "queue": {"wait_ms": h, "position": a, "ticket": b}, "spilled_from": words, "signals": words, "shadow": {"policy": words, "picked": words},
+            "prefix": {"holders": [words], "matched_tokens": a, "missing_tokens": b, "allowance": load, "out_of_reach_tokens": c},
+            "queue": {"wait_ms": h, "position": a, "ticket": b}, "spilled_from": words, "signals": words, "shadow": {"policy": words, "picked": words, "load_difference": load}, "canary": true,
             "result": {"endpoint": words, "status": status, "attempts": in_flight, "ttft_ms": a, "duration_ms": b,
                 "prompt_tokens": c, "cached_tokens": d, "completion_tokens": e, "finish": words, "tried": [words], "details": words},
         });

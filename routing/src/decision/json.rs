@@ -99,18 +99,31 @@ impl Json {
 
     /// A number to two places. What does not fit is cut, what is not a number is 0.
     pub(super) fn hundredths(&mut self, key: &str, number: f64) {
+        self.fixed(key, (number * 100.0).round() as i64, 2);
+    }
+
+    /// The same to three places.
+    pub(super) fn thousandths(&mut self, key: &str, number: f64) {
+        self.fixed(key, (number * 1_000.0).round() as i64, 3);
+    }
+
+    /// A number in units of `10^-places`, with one place at least and no zeros after that.
+    fn fixed(&mut self, key: &str, units: i64, places: u32) {
         self.key(key);
-        let hundredths = (number * 100.0).round() as i64;
-        if hundredths < 0 {
+        if units < 0 {
             self.0.push('-');
         }
-        let hundredths = hundredths.unsigned_abs();
-        self.digits(hundredths / 100);
-        let (tenths, rest) = ((hundredths / 10 % 10) as u8, (hundredths % 10) as u8);
+        let units = units.unsigned_abs();
+        let mut unit = 10_u64.pow(places);
+        self.digits(units / unit);
         self.0.push('.');
-        self.0.push(char::from(b'0' + tenths));
-        if rest != 0 {
-            self.0.push(char::from(b'0' + rest));
+        loop {
+            let rest = units % unit;
+            unit /= 10;
+            self.0.push(char::from(b'0' + (rest / unit) as u8));
+            if unit == 1 || rest.is_multiple_of(unit) {
+                break;
+            }
         }
     }
 }

@@ -78,7 +78,10 @@ pub struct Record {
     /// `fresh` or `stale`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signals: Option<String>,
-    /// What a second policy said.
+    /// Whether the policy that decided is the pool's canary.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub canary: bool,
+    /// What the shadow policy would have done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<Shadow>,
     /// How it ended.
@@ -93,7 +96,7 @@ pub struct Candidate {
     pub id: String,
     /// Its weight.
     pub weight: f64,
-    /// Requests in flight before this one.
+    /// Requests of this Envoy in flight before this one.
     pub in_flight: u32,
     /// The most it may have.
     pub cap: u32,
@@ -109,7 +112,7 @@ pub struct Candidate {
     /// Why it was left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excluded: Option<String>,
-    /// Of `in_flight`, requests that others sent there.
+    /// Requests that it has from elsewhere.
     #[serde(default, skip_serializing_if = "is_default")]
     pub elsewhere: u32,
     /// The sum of `terms`.
@@ -127,7 +130,10 @@ pub struct Prefix {
     pub holders: Vec<String>,
     /// Its tokens.
     pub matched_tokens: u64,
-    /// Of these, tokens that the freest endpoint does not have.
+    /// Tokens of a longer prefix that only endpoints hold which could not take the request.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub out_of_reach_tokens: u64,
+    /// Of `matched_tokens`, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
     /// How much fuller than the freest a holder could be, in requests per weight.
     pub allowance: f64,
@@ -146,17 +152,22 @@ pub struct Queue {
     pub wait_ms: u64,
 }
 
-/// What a second policy said.
+/// What the shadow policy would have done.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shadow {
     /// Which.
     pub policy: String,
-    /// Where it would have sent the request, or did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub picked: Option<String>,
-    /// Whether its pick counted.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub routed: bool,
+    /// Where it would have sent the request.
+    pub picked: String,
+    /// Why.
+    #[serde(default)]
+    pub reason: String,
+    /// How much more that endpoint carries per weight than the one that was picked.
+    #[serde(default)]
+    pub load_difference: f64,
+    /// How much more it would have cost, in the pool's own policy's unit.
+    #[serde(default)]
+    pub cost_difference: f64,
 }
 
 /// How a request ended.
