@@ -3,20 +3,9 @@
 //! One [`Block`] is four vectors where the target has simd128 (Envoy's V8 has), else eight words. Bit `i` of each mask speaks
 //! of byte `i`. A test holds both to the plain meaning.
 
-/// Where the bytes are that may end text.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Stops {
-    /// Quotes and control characters.
-    pub(super) ends: u64,
-    /// Backslashes.
-    pub(super) backslashes: u64,
-}
-
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod vectors {
     use std::arch::wasm32::{i8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128, v128_or};
-
-    use super::Stops;
 
     /// 64 bytes of text.
     #[derive(Debug, Clone, Copy)]
@@ -46,16 +35,22 @@ mod vectors {
             i8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) != 0
         }
 
-        /// What may end text; `None` when nothing does, which is found out first and fast.
+        /// What may end text: quotes, backslashes and control characters.
         #[inline]
-        pub(in super::super) fn stops(&self) -> Option<Stops> {
-            let end = |bytes| v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), u8x16_lt(bytes, u8x16_splat(0x20)));
-            let backslash = |bytes| u8x16_eq(bytes, u8x16_splat(b'\\'));
-            let any = self.0.map(|bytes| v128_or(end(bytes), backslash(bytes)));
-            let [a, b, c, d] = any;
-            // Not `any_true`: the compiler makes more of it than V8 has instructions for.
-            (i8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) != 0)
-                .then(|| Stops { ends: self.mask(end), backslashes: self.mask(backslash) })
+        pub(in super::super) fn stops(&self) -> u64 {
+            self.mask(|bytes| v128_or(is_end(bytes), is_backslash(bytes)))
+        }
+
+        /// Quotes and control characters.
+        #[inline]
+        pub(in super::super) fn ends(&self) -> u64 {
+            self.mask(is_end)
+        }
+
+        /// Backslashes.
+        #[inline]
+        pub(in super::super) fn backslashes(&self) -> u64 {
+            self.mask(is_backslash)
         }
 
         /// Bytes that may follow a backslash and stand for one character, `/` aside.
@@ -74,12 +69,18 @@ mod vectors {
             self.mask(|bytes| u8x16_eq(bytes, u8x16_splat(b'/')))
         }
     }
+
+    fn is_end(bytes: v128) -> v128 {
+        v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), u8x16_lt(bytes, u8x16_splat(0x20)))
+    }
+
+    fn is_backslash(bytes: v128) -> v128 {
+        u8x16_eq(bytes, u8x16_splat(b'\\'))
+    }
 }
 
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 mod vectors {
-    use super::Stops;
-
     const ONES: u64 = u64::MAX / 255;
     const HIGHS: u64 = ONES * 0x80;
     const LOWS: u64 = ONES * 0x7F;
@@ -112,12 +113,22 @@ mod vectors {
             self.0.iter().fold(0, |all, word| all | word) & HIGHS != 0
         }
 
-        /// What may end text; `None` when nothing does.
+        /// What may end text: quotes, backslashes and control characters.
         #[inline]
-        pub(in super::super) fn stops(&self) -> Option<Stops> {
-            let ends = self.mask(|word| is_not(word, b'"') & not_zero(word & (ONES * 0xE0)));
-            let backslashes = self.mask(|word| is_not(word, b'\\'));
-            (ends | backslashes != 0).then_some(Stops { ends, backslashes })
+        pub(in super::super) fn stops(&self) -> u64 {
+            self.mask(|word| is_no_end(word) & is_not(word, b'\\'))
+        }
+
+        /// Quotes and control characters.
+        #[inline]
+        pub(in super::super) fn ends(&self) -> u64 {
+            self.mask(is_no_end)
+        }
+
+        /// Backslashes.
+        #[inline]
+        pub(in super::super) fn backslashes(&self) -> u64 {
+            self.mask(|word| is_not(word, b'\\'))
         }
 
         /// Bytes that may follow a backslash and stand for one character, `/` aside.
@@ -131,6 +142,10 @@ mod vectors {
         pub(in super::super) fn slashes(&self) -> u64 {
             self.mask(|word| is_not(word, b'/'))
         }
+    }
+
+    fn is_no_end(word: u64) -> u64 {
+        is_not(word, b'"') & not_zero(word & (ONES * 0xE0))
     }
 
     fn is_not(word: u64, byte: u8) -> u64 {
@@ -173,9 +188,9 @@ mod tests {
 
     fn check(bytes: &[u8; 64]) {
         let block = Block::new(bytes);
-        let stops = block.stops().unwrap_or_default();
-        assert_eq!(stops.ends, bits(bytes, |byte| matches!(byte, b'"' | 0..0x20)), "{bytes:?}");
-        assert_eq!(stops.backslashes, bits(bytes, |byte| byte == b'\\'), "{bytes:?}");
+        assert_eq!(block.ends(), bits(bytes, |byte| matches!(byte, b'"' | 0..0x20)), "{bytes:?}");
+        assert_eq!(block.backslashes(), bits(bytes, |byte| byte == b'\\'), "{bytes:?}");
+        assert_eq!(block.stops(), block.ends() | block.backslashes());
         assert_eq!(block.letters(), bits(bytes, |byte| b"\"\\bfnrt".contains(&byte)), "{bytes:?}");
         assert_eq!(block.slashes(), bits(bytes, |byte| byte == b'/'), "{bytes:?}");
         assert_eq!(block.is_high(), !bytes.is_ascii(), "{bytes:?}");

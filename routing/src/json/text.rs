@@ -1,7 +1,7 @@
 //! Runs of text inside a string, and what `\u` escapes become.
 
 use super::Mode;
-use super::simd::{Block, Stops, behind_backslashes};
+use super::simd::{Block, behind_backslashes};
 
 /// Text in which nothing has to be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,62 +12,110 @@ pub(super) struct Run {
     pub(super) ascii: bool,
 }
 
+/// Escapes in a block of 64 bytes that are looked at one by one: prose has a line end now and then, code an escape every few
+/// bytes.
+const FEW: u32 = 3;
+
 /// The run at the start of `bytes`: up to a quote, a control character, or an escape that `mode` has to see. Where no
-/// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one, and costs
-/// hardly more than one without: no escape is looked at by itself.
+/// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one.
 pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
-    // 1 when a backslash ends what is before `at`, and its letter comes next.
-    let mut behind = 0;
-    let (mut at, mut ascii) = (0, true);
+    // `letter_ahead`: the block begins with the letter of an escape, which passes.
+    let (mut at, mut ascii, mut letter_ahead) = (0, true, false);
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
         if rest.is_empty() {
-            return Run { length: at - behind as usize, ascii };
+            return Run { length: at, ascii };
         }
         let mut padded;
-        let block = match rest.first_chunk::<64>() {
-            Some(block) => block,
+        let (block, is_whole) = match rest.first_chunk::<64>() {
+            Some(block) => (block, true),
             None => {
-                // What follows the text ends it, and is no letter for a backslash.
-                padded = [0; 64];
+                padded = [b'"'; 64];
                 for (to, from) in padded.iter_mut().zip(rest) {
                     *to = *from;
                 }
-                &padded
+                (&padded, false)
             }
         };
         let block = Block::new(block);
         ascii &= !block.is_high();
-        let end = match block.stops() {
-            None if behind == 0 => None,
-            stops => first_stop(&block, stops.unwrap_or_default(), mode, &mut behind),
-        };
-        if let Some(end) = end {
-            return Run { length: (at + end).saturating_sub(1).min(bytes.len()), ascii };
+        let mut stops = block.stops() & !u64::from(letter_ahead);
+        let mut stretch = Stretch { length: 64, letter_ahead: false, ascii, ended: false };
+        let mut looked_at = 0;
+        while stops != 0 {
+            if looked_at == FEW && is_whole {
+                stretch = many(rest, mode, Stretch { length: 0, letter_ahead, ..stretch });
+                break;
+            }
+            looked_at += 1;
+            let place = stops.trailing_zeros() as usize;
+            match rest.get(place..) {
+                Some([b'\\', letter, ..]) if passes(*letter, mode) => {
+                    stretch.letter_ahead = place == 63;
+                    // The backslash and its letter, which may be a stop by itself.
+                    stops &= !(3 << place);
+                }
+                _ => return Run { length: at + place.min(rest.len()), ascii },
+            }
         }
-        at += 64;
+        at += stretch.length;
+        (letter_ahead, ascii) = (stretch.letter_ahead, stretch.ascii);
+        if stretch.ended {
+            return Run { length: at, ascii };
+        }
     }
 }
 
-/// One more than the place of the first byte that does not belong to a run; 0 when that is the last of the block before,
-/// a backslash whose letter does not pass.
-#[inline]
-fn first_stop(block: &Block, stops: Stops, mode: Mode, behind: &mut u64) -> Option<usize> {
-    let Stops { ends, backslashes } = stops;
-    let (end, backslash) = (ends.trailing_zeros(), backslashes.trailing_zeros());
-    // Most strings are short, and end before any escape.
-    if *behind == 0 && (end < backslash || mode == Mode::Decoded) {
-        return (ends | backslashes != 0).then_some(end.min(backslash) as usize + 1);
+/// Part of a run.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    length: usize,
+    /// The letter of an escape comes next, and it passes.
+    letter_ahead: bool,
+    ascii: bool,
+    /// The run ends here.
+    ended: bool,
+}
+
+/// Takes whole blocks of 64 bytes, each at once, as long as they have many escapes; `from` has no length yet.
+///
+/// A function of its own: inlined, its vectors would be kept at hand for every block that has hardly any.
+#[inline(never)]
+fn many(bytes: &[u8], mode: Mode, from: Stretch) -> Stretch {
+    let (mut ascii, mut behind) = (from.ascii, u64::from(from.letter_ahead));
+    let (blocks, _) = bytes.as_chunks::<64>();
+    let mut length = 0;
+    for block in blocks {
+        let block = Block::new(block);
+        ascii &= !block.is_high();
+        let backslashes = block.backslashes();
+        let escaped = behind_backslashes(backslashes, &mut behind);
+        let letters = if mode == Mode::Skip { block.letters() | block.slashes() } else { block.letters() };
+        let (ends, wrong) = (block.ends() & !escaped, escaped & !letters);
+        if ends | wrong != 0 {
+            // An escape that does not pass begins one before its letter, which may be in the block before.
+            let place = (ends.trailing_zeros() as usize + 1).min(wrong.trailing_zeros() as usize);
+            return Stretch { length: (length + place).saturating_sub(1), letter_ahead: false, ascii, ended: true };
+        }
+        length += 64;
+        if backslashes.count_ones() <= FEW {
+            break;
+        }
     }
-    let escaped = behind_backslashes(backslashes, behind);
-    let mut letters = block.letters();
-    if mode == Mode::Skip {
-        letters |= block.slashes();
+    let letter_ahead = behind == 1;
+    if letter_ahead && !bytes.get(length).is_some_and(|letter| passes(*letter, mode)) {
+        return Stretch { length: length - 1, letter_ahead: false, ascii, ended: true };
     }
-    let (ends, wrong) = (ends & !escaped, escaped & !letters);
-    // An escape that does not pass begins one before its letter.
-    let first = (ends.trailing_zeros() as usize + 1).min(wrong.trailing_zeros() as usize);
-    (ends | wrong != 0).then_some(first)
+    Stretch { length, letter_ahead, ascii, ended: false }
+}
+
+/// Whether an escape of this letter belongs to a run.
+fn passes(letter: u8, mode: Mode) -> bool {
+    match mode {
+        Mode::Decoded => false,
+        Mode::Raw => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't'),
+        Mode::Skip => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't' | b'/'),
+    }
 }
 
 /// What the letter after a backslash stands for, when it is one letter.
@@ -162,14 +210,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn passes(letter: u8, mode: Mode) -> bool {
-        match mode {
-            Mode::Decoded => false,
-            Mode::Raw => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't'),
-            Mode::Skip => matches!(letter, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't' | b'/'),
-        }
-    }
-
     fn slowly(bytes: &[u8], mode: Mode) -> usize {
         let mut at = 0;
         while let Some(byte) = bytes.get(at) {
@@ -185,6 +225,18 @@ mod tests {
     proptest! {
         #[test]
         fn a_run_ends_where_a_slow_reader_ends(text in "([a-z\u{e9}]{1,70}|\\\\|n|\"|\\\\\"|\n|u){0,12}", at in 0usize..9) {
+            for mode in [Mode::Skip, Mode::Raw, Mode::Decoded] {
+                let bytes = text.as_bytes().get(at..).unwrap_or_default();
+                let found = run(bytes, mode);
+                prop_assert_eq!(found.length, slowly(bytes, mode));
+                prop_assert!(!found.ascii || bytes[..found.length].is_ascii());
+            }
+        }
+
+        #[test]
+        fn and_among_many_escapes(
+            text in r#"([a-z\u{e9}]{1,6}|\\["\\nt]){0,120}(\\[u/x]|"|\n|\\)?([a-z]{1,6}|\\["\\nt]){0,60}"#, at in 0usize..70
+        ) {
             for mode in [Mode::Skip, Mode::Raw, Mode::Decoded] {
                 let bytes = text.as_bytes().get(at..).unwrap_or_default();
                 let found = run(bytes, mode);
