@@ -41,7 +41,6 @@ pub(crate) enum CallError {
 
 impl CallError {
     /// The word used as a metric label.
-    #[allow(dead_code, reason = "the label of a statistic that comes next")]
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             CallError::Busy => "busy",

@@ -1,29 +1,30 @@
 //! What one VM keeps between requests. Envoy makes a new root context at every configuration update and keeps the VM,
 //! so this lives in a `thread_local!`, not in the root context.
 
+mod seats;
+mod tick;
+
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-use weighbridge_routing::admission::expected_wait_ms;
 use weighbridge_routing::eligibility::Ask;
 use weighbridge_routing::exchange::served::Sample as Served;
-use weighbridge_routing::learnt::{self, Learnt, Pending, Sample};
-use weighbridge_routing::live::beats::{Beat, Beats, LEASE_MS};
+use weighbridge_routing::learnt::{Learnt, Pending, Sample};
+use weighbridge_routing::live::beats::Beats;
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{
-    Change, Charge, Claim, Ejected, Left, Look, Question, Report, Row, SharedValue, Standing, StoreError, Table,
-    Verdict,
+    Change, Charge, Claim, Ejected, Left, Question, Report, Row, SharedValue, Standing, Table, Verdict,
 };
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
 use weighbridge_routing::route::Pick;
-use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError, State};
+use weighbridge_routing::snapshot::{Endpoint, EndpointKey, Pool, Snapshot, SnapshotError};
 
-use crate::calls::{self, Calls};
+use crate::calls::Calls;
 use crate::host::{self, Index, Level, Shared};
-use crate::records::{self, Records, Went};
+use crate::records::{Records, Went};
 use crate::signals::{self, Exchange, Heard};
 pub(crate) use crate::stats::Lookup;
 use crate::stats::Stats;
@@ -346,83 +347,6 @@ impl Vm {
         change.result
     }
 
-    /// A request of this stream waits.
-    pub(crate) fn seat(&mut self, pool: &str, ticket: u64, context: u32) {
-        self.seats.insert((pool_key(pool), ticket), Seat { context, granted_ms: None });
-    }
-
-    /// It waits no longer.
-    pub(crate) fn unseat(&mut self, pool: &str, ticket: u64) {
-        self.seats.remove(&(pool_key(pool), ticket));
-    }
-
-    /// The stream of a waiting request, unless it has left.
-    pub(crate) fn seated(&self, pool: u64, ticket: u64) -> Option<u32> {
-        self.seats.get(&(pool, ticket)).map(|seat| seat.context)
-    }
-
-    /// Whether any request of this VM waits.
-    pub(crate) fn has_waiters(&self) -> bool {
-        !self.seats.is_empty()
-    }
-
-    /// Gives slots to waiters, of any VM, that the snapshot in force has more of than the one before.
-    pub(crate) fn dispatch(&mut self, now_ms: u64) {
-        let Some(snapshot) = self.snapshot().filter(|_| self.serves) else { return };
-        for pool in &snapshot.pools {
-            let held = pool_state(&mut self.pools, self.id, &pool.name);
-            let change = held.row.dispatch(&mut Shared(&held.live_key), pool, now_ms);
-            self.changed(pool, change);
-        }
-    }
-
-    /// Looks after the requests that wait here: gives out what has come free unseen (an ejection is over), and tells who has
-    /// something to do. A slot is left to its wake-up, which is probably on its way, for [`WAKE_MS`].
-    pub(crate) fn due(&mut self, now_ms: u64) -> Vec<(u32, Due)> {
-        let mut due = Vec::new();
-        let Some(snapshot) = self.snapshot().filter(|_| self.has_waiters()) else { return due };
-        for place in 0..self.pools.len() {
-            let Some(PoolState { pool: name, key, live_key, row, .. }) = self.pools.get_mut(place) else { break };
-            if row.waiting() == 0 {
-                continue;
-            }
-            let (key, mut shared) = (*key, Shared(live_key));
-            let Some(pool) = snapshot.pools.iter().find(|pool| pool.name == *name) else {
-                due.extend(
-                    self.seats.iter().filter(|(seat, _)| seat.0 == key).map(|(_, seat)| (seat.context, Due::PoolGone)),
-                );
-                continue;
-            };
-            let change = row.dispatch(&mut shared, pool, now_ms);
-            let standing = row.standing(&mut shared, pool, now_ms);
-            if standing.iter().any(|own| own.standing == Standing::Lost) && row.rewrite(&mut shared).is_err() {
-                self.stats.unshared();
-            }
-            self.changed(pool, change);
-            for own in standing {
-                let Some(seat) = self.seats.get_mut(&(key, own.ticket)) else { continue };
-                match own.standing {
-                    Standing::Waiting | Standing::Lost => {}
-                    Standing::Granted if now_ms.saturating_sub(*seat.granted_ms.get_or_insert(now_ms)) < WAKE_MS => {}
-                    standing => {
-                        if standing == Standing::Granted {
-                            self.stats.late_wake();
-                        }
-                        due.push((seat.context, Due::Stands(standing)));
-                    }
-                }
-            }
-        }
-        due
-    }
-
-    /// How often ticks are to come while nobody waits: once per interval of the signals, and at least twice a second.
-    pub(crate) fn tick_ms(&self) -> u32 {
-        let interval_ms = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.signals_interval_ms);
-        let wanted_ms = if interval_ms == 0 { *TICK_MS.end() } else { interval_ms };
-        wanted_ms.clamp(*TICK_MS.start(), *TICK_MS.end()) as u32
-    }
-
     /// Whether this VM does what one VM per Envoy does, going by its last beat.
     pub(crate) fn leads(&self, now_ms: u64) -> bool {
         now_ms < self.leads_until_ms
@@ -432,7 +356,7 @@ impl Vm {
     pub(crate) fn take_in(&mut self, pool: &Pool) {
         let held = pool_state(&mut self.pools, self.id, &pool.name);
         let signals = held.heard.signals(pool);
-        held.row.hear(pool.endpoints.iter().zip(signals).map(|(endpoint, said)| (endpoint.key, said.elsewhere)));
+        held.row.hear(pool.endpoints.iter().zip(signals).map(|(endpoint, said)| (endpoint.key, said.elsewhere())));
     }
 
     /// Works on what is known of a pool from the prober.
@@ -455,131 +379,12 @@ impl Vm {
         });
         (u32::try_from(table.waiters()).unwrap_or(u32::MAX), loads.collect())
     }
-
-    /// Twice a second: flush the statistics, say that this VM lives, and where it holds the lease, do what one VM per
-    /// Envoy does.
-    pub(crate) fn tick(&mut self) {
-        let now_ms = host::now_ms();
-        self.unix_offset_ms = host::unix_ms().wrapping_sub(now_ms);
-        calls::expire(self, now_ms);
-        records::send(self, now_ms);
-        self.stats.flush();
-        // A row that was dropped by mistake, on beats that were a moment old, heals here even if no request comes.
-        for PoolState { live_key, row, .. } in &mut self.pools {
-            if row.look(&mut Shared(live_key)) == Look::Missing && row.rewrite(&mut Shared(live_key)).is_err() {
-                self.stats.unshared();
-            }
-        }
-        for held in &mut self.pools {
-            // What could not be shared waits for the next tick.
-            if let Ok(learnt) = learnt::publish(&mut Shared(&held.learnt_key), &mut held.pending) {
-                held.learnt = learnt;
-            }
-            held.heard.publish(&held.pool);
-        }
-        if let Some(beats) = self.beat() {
-            self.lead(&beats, now_ms);
-        }
-    }
-
-    /// Beats, and gives the beats back when this VM holds the lease.
-    fn beat(&mut self) -> Option<Beats> {
-        let now_ms = host::now_ms();
-        let mut value = Shared(BEATS);
-        // Rarely contended: each VM writes twice a second. A beat that does not get through comes again in half a
-        // second, well before anybody takes this VM for dead.
-        for _ in 0..8 {
-            let (bytes, token) = value.load();
-            let mut beats = Beats::decode(&bytes.unwrap_or_default());
-            let beat = if self.serves { beats.beat(self.id, now_ms) } else { Beat::Known };
-            if let Some(snapshot) = &self.snapshot {
-                self.records.share(snapshot.decisions_per_second, beats.alive(now_ms));
-            }
-            let leads = beats.lease(self.id, now_ms);
-            if leads {
-                beats.forget_dead(now_ms);
-            }
-            self.leads_until_ms = if leads { now_ms.saturating_add(LEASE_MS) } else { 0 };
-            match value.store(&beats.encode(), token) {
-                Ok(()) => {
-                    if beat == Beat::New {
-                        self.rewrite_rows();
-                    }
-                    return leads.then_some(beats);
-                }
-                Err(StoreError::Conflict) => {}
-                Err(StoreError::Failed) => break,
-            }
-        }
-        None
-    }
-
-    /// After this VM was taken for dead, its rows are gone; what it still holds is written again.
-    fn rewrite_rows(&mut self) {
-        for PoolState { live_key, row, .. } in &mut self.pools {
-            if row.rewrite(&mut Shared(live_key)).is_err() {
-                self.stats.unshared();
-            }
-        }
-    }
-
-    /// The leading VM's work: drop dead rows and unused slots, publish gauges.
-    fn lead(&mut self, beats: &Beats, now_ms: u64) {
-        let Some(snapshot) = self.snapshot() else { return };
-        let unix_ms = host::unix_ms();
-        self.stats.gauge("weighbridge_snapshot_version", snapshot.version);
-        // Versions of the prober are times; a static fallback's is not, and is as old as its loading.
-        let since = if snapshot.version > 1_000_000_000_000 { snapshot.version } else { self.adopted_unix_ms };
-        self.stats.gauge("weighbridge_snapshot_age_s", unix_ms.saturating_sub(since) / 1_000);
-        if let Some(age) = self.exchange.age(now_ms) {
-            self.stats.gauge("weighbridge_signals_age_ms", age.ms);
-            self.stats.gauge("weighbridge_signals_stale", age.stale.into());
-        }
-        let mut published = HashSet::new();
-        for pool in &snapshot.pools {
-            let held = pool_state(&mut self.pools, self.id, &pool.name);
-            let change = held.row.sweep(&mut Shared(&held.live_key), pool, |id| !beats.is_alive(id, now_ms), now_ms);
-            let swept = self.changed(pool, change);
-            let mut free = 0;
-            for (endpoint, in_flight) in pool.endpoints.iter().zip(swept.in_flight) {
-                let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
-                self.stats.gauge(&name, in_flight.into());
-                published.insert(name);
-                if endpoint.state == State::Ready {
-                    free += u64::from(endpoint.cap.saturating_sub(in_flight));
-                }
-            }
-            let expected_ms = expected_wait_ms(free, swept.waiting, swept.releases_per_s, pool.admission.max_wait_ms);
-            for (family, value) in [
-                ("weighbridge_queue_depth", swept.waiting as u64),
-                ("weighbridge_queue_bytes", swept.waiting_bytes),
-                ("weighbridge_free_slots", free),
-                ("weighbridge_expected_wait_ms", expected_ms),
-            ] {
-                let name = format!("{family}.pool.{}", pool.name);
-                self.stats.gauge(&name, value);
-                published.insert(name);
-            }
-        }
-        for family in POOL_GAUGES {
-            self.stats.zero_gauges(family, &published);
-        }
-    }
 }
 
 /// The pool as it is now, whatever it was when a request came.
 fn in_force<'a>(snapshot: Option<&'a Snapshot>, then: &'a Pool) -> &'a Pool {
     snapshot.and_then(|snapshot| snapshot.pools.iter().find(|pool| pool.name == then.name)).unwrap_or(then)
 }
-
-/// Gauges whose pools and endpoints come and go.
-const POOL_GAUGES: [&str; 5] = [
-    "weighbridge_in_flight.",
-    "weighbridge_queue_depth.",
-    "weighbridge_queue_bytes.",
-    "weighbridge_free_slots.",
-    "weighbridge_expected_wait_ms.",
-];
 
 fn live_key(pool: &str) -> String {
     format!("live/{FORMAT}/{pool}")

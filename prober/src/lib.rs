@@ -98,6 +98,12 @@ impl Running {
             let done = self.xds_task.await.context("xDS was lost").and_then(|done| done.context("xDS"));
             result = result.and(done);
         }
+        // The API's connections end a moment after its server says that they have. Whoever waits for the end may want to
+        // open the store.
+        let deadline = tokio::time::Instant::now() + LAST_WORD;
+        while Arc::strong_count(&self.service) > 1 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         result
     }
 }

@@ -39,17 +39,7 @@ async fn start(dir: &std::path::Path, min_tps: f64, probe: Value, engines: &[&En
         }],
     });
     let shutdown = CancellationToken::new();
-    // One that has just stopped may hold the store until the last of its connections is gone.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    let running = loop {
-        match weighbridge_prober::run(Config::parse(&config.to_string()).unwrap(), shutdown.clone()).await {
-            Ok(running) => break running,
-            Err(error) if Instant::now() < deadline && format!("{error:#}").contains("another process has it open") => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            Err(error) => panic!("{error:#}"),
-        }
-    };
+    let running = weighbridge_prober::run(Config::parse(&config.to_string()).unwrap(), shutdown.clone()).await.unwrap();
     Prober { running, shutdown, http: reqwest::Client::builder().no_proxy().build().unwrap() }
 }
 

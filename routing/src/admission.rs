@@ -32,11 +32,12 @@ impl Default for Admission {
 const MOST_RETRY_S: u32 = 60;
 
 /// `retry-after` (s): how long `ahead` waiters and the request itself take to drain at so many releases per second, within
-/// 1 to 60; 60 when nothing drains.
+/// 1 to 60. Less than one release a minute says nothing: a pool that was idle has released nothing either. Then it is 60
+/// behind others, and 1 behind nobody, since the first slot that frees is to be had.
 #[must_use]
 pub fn retry_after_s(ahead: usize, releases_per_s: f64) -> u32 {
-    if releases_per_s.is_nan() || releases_per_s <= 0.0 {
-        return MOST_RETRY_S;
+    if releases_per_s.is_nan() || releases_per_s * f64::from(MOST_RETRY_S) < 1.0 {
+        return if ahead == 0 { 1 } else { MOST_RETRY_S };
     }
     let seconds = ((ahead as f64 + 1.0) / releases_per_s).ceil() as u32;
     seconds.clamp(1, MOST_RETRY_S)
@@ -65,6 +66,7 @@ mod tests {
         assert_eq!(retry_after_s(99, 10.0), 10);
         assert_eq!(retry_after_s(99, 0.1), 60);
         assert_eq!((retry_after_s(5, 0.0), retry_after_s(5, -1.0), retry_after_s(5, f64::NAN)), (60, 60, 60));
+        assert_eq!((retry_after_s(0, 0.0), retry_after_s(0, 0.016), retry_after_s(0, f64::NAN)), (1, 1, 1));
     }
 
     #[test]

@@ -45,8 +45,12 @@ impl Amount {
 /// What is said about one endpoint. The default says nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Signals {
-    /// Requests in flight there that are not in this Envoy's live table: other Envoys' and outside traffic.
-    pub elsewhere: u32,
+    /// Requests that other Envoys have in flight there.
+    pub others: u32,
+    /// Tokens that those still have to compute or generate.
+    pub others_tokens: u32,
+    /// Requests that the engine has beyond those of all Envoys.
+    pub outside: u32,
     /// Requests that wait inside the engine for a place in its batch.
     pub waiting: Option<u32>,
     /// How full its KV cache is.
@@ -61,6 +65,14 @@ pub struct Signals {
     pub tps: Option<Amount>,
     /// Moving average of the share of requests that failed.
     pub errors: Option<Share>,
+}
+
+impl Signals {
+    /// Requests in flight there that are not in this Envoy's live table.
+    #[must_use]
+    pub fn elsewhere(&self) -> u32 {
+        self.others.saturating_add(self.outside)
+    }
 }
 
 #[cfg(test)]

@@ -105,8 +105,12 @@ impl EndpointAnswer {
     pub fn signals(&self, stale: bool) -> Signals {
         let averages = self.averages.unwrap_or_default();
         let engine = self.engine.filter(|_| !stale).unwrap_or_default();
+        let counts = if stale { (0, 0, 0) } else { (self.others, self.others_tokens, self.outside) };
+        let (others, others_tokens, outside) = counts;
         Signals {
-            elsewhere: if stale { 0 } else { self.others.saturating_add(self.outside) },
+            others,
+            others_tokens,
+            outside,
             waiting: engine.waiting,
             kv: engine.kv_usage.and_then(Share::try_new),
             gpu: engine.gpu_usage.and_then(Share::try_new),
@@ -147,7 +151,7 @@ mod tests {
         )
         .unwrap();
         let fresh = said.signals(false);
-        assert_eq!((fresh.elsewhere, fresh.waiting, fresh.kv.map(Share::get)), (5, Some(4), Some(1.0)));
+        assert_eq!((fresh.elsewhere(), fresh.waiting, fresh.kv.map(Share::get)), (5, Some(4), Some(1.0)));
         assert_eq!((fresh.gpu, fresh.ttft_ms.map(Amount::get)), (None, Some(80.0)));
         let stale = said.signals(true);
         assert_eq!(stale, Signals { ttft_ms: fresh.ttft_ms, ..Signals::default() });

@@ -140,7 +140,6 @@ pub(crate) mod testing {
     use serde_json::json;
 
     use super::{SharedValue, StoreError, Table};
-    use crate::prefix::holders::Holders;
     use crate::snapshot::{Pool, Snapshot};
 
     /// Shared data as Envoy has it: one mutex, whole values, a version that a write must name.
@@ -180,36 +179,5 @@ pub(crate) mod testing {
         let pool = json!({"name": "p", "models": ["m"], "admission": admission, "endpoints": endpoints});
         let snapshot = json!({"format": 1, "version": 1, "pools": [pool]}).to_string();
         Snapshot::from_json(snapshot.as_bytes()).unwrap().pools.remove(0)
-    }
-
-    /// Which endpoints hold how many tokens of a prompt.
-    pub(crate) struct Fixed(Vec<(usize, u64)>, Vec<usize>);
-
-    impl Fixed {
-        pub(crate) fn new(of: &[(usize, u64)]) -> Self {
-            let most = of.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default();
-            Fixed(of.to_vec(), of.iter().filter(|(_, tokens)| *tokens == most).map(|(index, _)| *index).collect())
-        }
-    }
-
-    impl Holders for Fixed {
-        fn longest(&mut self) -> (&[usize], u64) {
-            (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
-        }
-
-        fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
-            let wanted = self.0.iter().filter(|(index, _)| wanted(*index));
-            let most = wanted.map(|(_, tokens)| *tokens).max().unwrap_or_default();
-            let holders = self.0.iter().filter(|(_, tokens)| *tokens >= most && most > 0);
-            (holders.map(|(index, _)| *index).collect(), most)
-        }
-
-        fn tokens_at(&mut self, endpoint: usize) -> u64 {
-            self.0.iter().find(|(index, _)| *index == endpoint).map_or(0, |(_, tokens)| *tokens)
-        }
-
-        fn home(&self) -> Option<u64> {
-            None
-        }
     }
 }

@@ -183,8 +183,8 @@ impl Row {
     }
 
     fn hear_signals(&mut self, pool: &Pool, signals: &[Signals]) {
-        if signals.iter().any(|of| of.elsewhere > 0) {
-            self.hear(pool.endpoints.iter().zip(signals).map(|(endpoint, of)| (endpoint.key, of.elsewhere)));
+        if signals.iter().any(|of| of.elsewhere() > 0) {
+            self.hear(pool.endpoints.iter().zip(signals).map(|(endpoint, of)| (endpoint.key, of.elsewhere())));
         } else if !signals.is_empty() {
             self.elsewhere.clear();
         }

@@ -3,19 +3,20 @@
 //! As [`super::p2c`], with tokens in the place of requests: a prompt of 30,000 tokens is not one of 30. In tokens per weight:
 //!
 //! ```text
-//! cost = (pending + foreign) / weight
-//! foreign = elsewhere x output + min(elsewhere, waiting) x prompt
+//! cost = (pending + others + foreign) / weight
+//! foreign = outside x output + min(outside, waiting) x prompt
 //! ```
 //!
 //! | | | unit | where from |
 //! |---|---|---|---|
 //! | pending | what this Envoy's requests there still have to compute or generate | tok | own accounting: the uncached prompt until the first token, the expected answer until the end |
-//! | elsewhere | requests there that this Envoy has not sent | 1 | [`Signals::elsewhere`](crate::signals::Signals::elsewhere), 0 when nobody says so |
+//! | others | what other Envoys' requests there still have to compute or generate | tok | [`Signals::others_tokens`](crate::signals::Signals::others_tokens): their own accounting, 0 when nobody says so |
+//! | outside | requests there that no Envoy has sent | 1 | [`Signals::outside`](crate::signals::Signals::outside), 0 when nobody says so |
 //! | waiting | requests that wait inside the engine | 1 | [`Signals::waiting`](crate::signals::Signals::waiting), 0 when nobody says so |
-//! | prompt, output | of the request at hand: others' requests are taken to be like it | tok | by estimate |
+//! | prompt, output | of the request at hand: those of nobody are taken to be like it | tok | by estimate |
 //!
-//! Requests of our own that wait inside the engine are pending already, so `waiting` says no more than how many of the
-//! others' have their prompt still before them. Without signals own counts remain.
+//! Requests of Envoys that wait inside the engine are pending already, so `waiting` says no more than how many of the
+//! rest have their prompt still before them. Without signals own counts remain.
 //!
 //! When nobody has anything to do, all are compared and the heaviest takes the request. One request of affinity's allowance is
 //! worth its expected output, at least one token.
@@ -38,10 +39,11 @@ impl Policy for LeastPendingTokens {
     fn weigh(&self, scene: &Scene<'_>, _: &mut dyn Holders, candidates: &mut [Candidate]) -> Frame {
         let (prompt, output) = (scene.ask.prompt_tokens as f64, scene.ask.output_tokens.max(1) as f64);
         for candidate in candidates {
-            let load = scene.load(candidate);
-            let waiting = scene.signals(candidate).waiting.unwrap_or_default().min(load.elsewhere);
-            let foreign = f64::from(load.elsewhere) * output + f64::from(waiting) * prompt;
-            candidate.cost = per_weight(f64::from(load.pending_tokens) + foreign, candidate.weight);
+            let signals = scene.signals(candidate);
+            let waiting = signals.waiting.unwrap_or_default().min(signals.outside);
+            let outside = f64::from(signals.outside) * output + f64::from(waiting) * prompt;
+            let pending = f64::from(scene.load(candidate).pending_tokens) + f64::from(signals.others_tokens);
+            candidate.cost = per_weight(pending + outside, candidate.weight);
         }
         Frame::default()
     }

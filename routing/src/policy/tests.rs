@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::testing::{Fixed, pool, run};
+use super::testing::{pool, run};
 use super::*;
 use crate::prefix::holders::Nobody;
+use crate::prefix::holders::testing::Fixed;
 use crate::route::{Pick, Reason, decide};
 use crate::signals::{Amount, Share};
 
@@ -89,18 +90,21 @@ fn c5_load_from_elsewhere_counts() {
 fn least_pending_tokens_adds_what_others_have_waiting() {
     let pool = pool("least_pending_tokens", &[1.0, 1.0]);
     let ask = Ask { prompt_tokens: 1_000, output_tokens: 100, ..Ask::default() };
-    let decide = |loads: [Load; 2], waiting: [Option<u32>; 2]| {
-        let signals = waiting.map(|waiting| Signals { waiting, ..Signals::default() });
+    let decide = |loads: [Load; 2], said: Signals| {
+        let signals = [said, Signals::default()];
         let view = View { loads: &loads, signals: &signals, ..View::default() };
         decide(&pool, view, &ask, &mut Nobody, &mut SplitMix64::seeded(1)).unwrap().chosen()
     };
-    let foreign = |elsewhere, pending_tokens| Load { elsewhere, ..tokens(pending_tokens) };
-    // Two requests from elsewhere that run have 200 tokens before them, two that wait 2,200.
-    assert_eq!(decide([foreign(2, 0), foreign(0, 300)], [None, None]), 0);
-    assert_eq!(decide([foreign(2, 0), foreign(0, 300)], [Some(2), None]), 1);
-    // What waits there and is our own is pending already.
-    assert_eq!(decide([foreign(0, 200), foreign(0, 300)], [Some(7), None]), 0);
-    assert_eq!(decide([tokens(9_000), tokens(300)], [None, None]), 1);
+    let nothing = Signals::default();
+    // Two requests of nobody's that run have 200 tokens before them, two that wait 2,200.
+    assert_eq!(decide([tokens(0), tokens(300)], Signals { outside: 2, ..nothing }), 0);
+    assert_eq!(decide([tokens(0), tokens(300)], Signals { outside: 2, waiting: Some(2), ..nothing }), 1);
+    // Other Envoys say what theirs have before them.
+    assert_eq!(decide([tokens(0), tokens(300)], Signals { others: 9, others_tokens: 299, ..nothing }), 0);
+    assert_eq!(decide([tokens(0), tokens(300)], Signals { others: 1, others_tokens: 301, ..nothing }), 1);
+    // What waits there and is an Envoy's is pending already.
+    assert_eq!(decide([tokens(200), tokens(300)], Signals { waiting: Some(7), ..nothing }), 0);
+    assert_eq!(decide([tokens(9_000), tokens(300)], nothing), 1);
 }
 
 #[test]

@@ -57,6 +57,42 @@ pub fn home(key: u64, pool: &Pool) -> Option<usize> {
 }
 
 #[cfg(test)]
+pub(crate) mod testing {
+    use super::Holders;
+
+    /// Which endpoint holds how many tokens of the prompt.
+    pub(crate) struct Fixed(Vec<(usize, u64)>, Vec<usize>);
+
+    impl Fixed {
+        pub(crate) fn new(of: &[(usize, u64)]) -> Self {
+            let most = of.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            Fixed(of.to_vec(), of.iter().filter(|(_, tokens)| *tokens == most).map(|(index, _)| *index).collect())
+        }
+    }
+
+    impl Holders for Fixed {
+        fn longest(&mut self) -> (&[usize], u64) {
+            (&self.1, self.0.iter().map(|(_, tokens)| *tokens).max().unwrap_or_default())
+        }
+
+        fn longest_among(&mut self, wanted: &mut dyn FnMut(usize) -> bool) -> (Vec<usize>, u64) {
+            let wanted = self.0.iter().filter(|(index, _)| wanted(*index));
+            let most = wanted.map(|(_, tokens)| *tokens).max().unwrap_or_default();
+            let holders = self.0.iter().filter(|(_, tokens)| *tokens >= most && most > 0);
+            (holders.map(|(index, _)| *index).collect(), most)
+        }
+
+        fn tokens_at(&mut self, endpoint: usize) -> u64 {
+            self.0.iter().find(|(index, _)| *index == endpoint).map_or(0, |(_, tokens)| *tokens)
+        }
+
+        fn home(&self) -> Option<u64> {
+            Some(7)
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::snapshot::Snapshot;

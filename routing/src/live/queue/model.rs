@@ -6,10 +6,11 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::super::passive::{Outcome, Report};
-use super::super::testing::{Fixed, Memory, pool_with};
+use super::super::testing::{Memory, pool_with};
 use super::super::{Change, Charge, Claim, Look, Question, Row, Standing, Verdict, WORTH_TELLING_TOKENS};
 use super::*;
 use crate::eligibility::{Ask, Patience};
+use crate::prefix::holders::testing::Fixed;
 use crate::rng::SplitMix64;
 
 /// What can happen. The bytes choose among what there is.

@@ -1,10 +1,11 @@
 //! Tests of the queue, one thread.
 
 use super::super::passive::{EJECT_AFTER, EJECT_BASE_MS, Outcome, Report};
-use super::super::testing::{Fixed, Memory, pool, pool_with};
+use super::super::testing::{Memory, pool, pool_with};
 use super::super::{Change, Charge, Claim, Look, Question, Row, Standing, Verdict};
 use super::*;
 use crate::eligibility::{Ask, Patience};
+use crate::prefix::holders::testing::Fixed;
 use crate::prefix::holders::{Holders, Nobody};
 use crate::rng::SplitMix64;
 use crate::route::{Reason, Refusal};

@@ -119,7 +119,7 @@ fn the_job_term_is_what_the_endpoint_does_not_hold() {
     let ask = Ask { prompt_tokens: 1_000, output_tokens: 100, ..Ask::default() };
     let loads = [busy(1); 3];
     let view = View { loads: &loads, ..View::default() };
-    let mut prefix = crate::policy::testing::Fixed::new(&[(2, 800), (1, 400)]);
+    let mut prefix = crate::prefix::holders::testing::Fixed::new(&[(2, 800), (1, 400)]);
     let pick = decide(&pool, view, &ask, &mut prefix, &mut SplitMix64::seeded(1)).unwrap();
     // Costs of 1,100, 700 and 300 tokens: 1, 1/2 and 0 of 2 x 150 / 102 points.
     let job = |of| terms(&pick, of).iter().find(|(term, _)| *term == "job").unwrap().1;
@@ -136,7 +136,7 @@ fn a_long_conversation_stays_within_the_allowance() {
     let view = View { loads: &loads, ..View::default() };
     let stay = |tokens: u64| {
         let ask = Ask { prompt_tokens: tokens, output_tokens: 128, ..Ask::default() };
-        let mut prefix = crate::policy::testing::Fixed::new(&[(0, tokens)]);
+        let mut prefix = crate::prefix::holders::testing::Fixed::new(&[(0, tokens)]);
         decide(&pool, view, &ask, &mut prefix, &mut SplitMix64::seeded(1)).unwrap()
     };
     assert_eq!((stay(8_000).chosen(), stay(8_000).reason), (0, Reason::Holder));
