@@ -26,6 +26,8 @@ pub struct Reply {
     pub status: u16,
     /// `content-type`.
     pub content_type: String,
+    /// More headers.
+    pub headers: Vec<(&'static str, String)>,
     /// The body.
     pub body: Bytes,
     /// How the body is cut; each piece is flushed before the next.
@@ -36,7 +38,8 @@ impl Reply {
     /// A JSON answer.
     #[must_use]
     pub fn json(body: impl Into<Bytes>) -> Self {
-        Self { status: 200, content_type: "application/json".into(), body: body.into(), pieces: Pieces::Whole }
+        let (content_type, headers) = ("application/json".into(), Vec::new());
+        Self { status: 200, content_type, headers, body: body.into(), pieces: Pieces::Whole }
     }
 
     /// A stream of events.
@@ -157,6 +160,11 @@ async fn answer(state: Arc<Mutex<State>>, request: Request<Incoming>) -> Result<
     *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     if let Ok(value) = HeaderValue::from_str(&reply.content_type) {
         response.headers_mut().insert(CONTENT_TYPE, value);
+    }
+    for (name, value) in &reply.headers {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(*name, value);
+        }
     }
     Ok(response)
 }

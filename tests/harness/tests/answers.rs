@@ -30,7 +30,7 @@ async fn gateway(edit: impl FnOnce(&mut wire::Snapshot)) -> Gateway {
 async fn what_cannot_be_read_is_refused_by_name() {
     let Gateway { envoy, engine } = gateway(|_| ()).await;
     let nested = format!("{{\"model\":\"m\",\"x\":{}1{}}}", "[".repeat(300), "]".repeat(300));
-    let cases: [(&str, &[u8], u16, &str, Value); 10] = [
+    let cases: [(&str, &[u8], u16, &str, Value); 12] = [
         ("broken JSON", b"{\"model\":", 400, "invalid_request_body", Value::Null),
         ("empty", b"", 400, "invalid_request_body", Value::Null),
         ("a list", b"[]", 400, "invalid_request_body", Value::Null),
@@ -38,6 +38,8 @@ async fn what_cannot_be_read_is_refused_by_name() {
         ("model of another type", b"{\"model\":7}", 400, "invalid_request_body", json!("model")),
         ("invalid UTF-8", b"{\"model\":\"m\",\"x\":\"\xff\"}", 400, "invalid_request_body", Value::Null),
         ("a byte order mark", b"\xef\xbb\xbf{\"model\":\"m\"}", 400, "invalid_request_body", Value::Null),
+        ("NaN", b"{\"model\":\"m\",\"temperature\":NaN}", 400, "invalid_request_body", Value::Null),
+        ("infinity", b"{\"model\":\"m\",\"x\":[-Infinity]}", 400, "invalid_request_body", Value::Null),
         ("NUL", b"\x00", 400, "invalid_request_body", Value::Null),
         ("too deep", nested.as_bytes(), 400, "invalid_request_body", Value::Null),
         ("another model", b"{\"model\":\"gpt\"}", 404, "model_not_found", json!("model")),

@@ -6,6 +6,7 @@ use harness::engine_sim::server::{EngineConfig, EngineHandle};
 use harness::envoy::Shipped;
 use harness::load::{self, Call};
 use harness::snapshot::{endpoint, pool, snapshot};
+use harness::upstream::{Reply, Upstream};
 use harness::{Envoy, EnvoyOptions, eventually};
 
 async fn engine(name: &str) -> EngineHandle {
@@ -84,6 +85,54 @@ async fn envoys_own_errors_have_the_openai_shape() {
     assert_eq!(outcome.header("retry-after"), "1");
     assert_eq!(outcome.json()["error"]["type"], "server_error");
     assert_eq!(outcome.json()["error"]["code"], "upstream_unavailable");
+}
+
+/// Answers every connection with something that is no HTTP.
+async fn babbling() -> std::net::SocketAddr {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = [0; 4096];
+                // Envoy may have hung up.
+                if stream.read(&mut head).await.is_ok_and(|read| read > 0) {
+                    let _ = stream.write_all(b"220 this speaks another protocol\r\n\r\n").await;
+                }
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_is_no_http_is_an_error_in_the_openai_shape() {
+    let addr = babbling().await;
+    let fleet = snapshot(vec![pool("m", vec![endpoint("babbles", addr, 1.0)])]);
+    let envoy = Envoy::start(EnvoyOptions::fixed(fleet)).await.unwrap();
+    let outcome = load::send(envoy.gateway(), Call::chat("m", "hello", 4)).await;
+    assert_eq!((outcome.status, outcome.header("content-type")), (Some(502), "application/json"), "{outcome:?}");
+    let error = &outcome.json()["error"];
+    assert_eq!(
+        (&error["type"], &error["code"]),
+        (&"server_error".into(), &"upstream_protocol_error".into()),
+        "{error}"
+    );
+    assert!(error["message"].as_str().unwrap().contains("protocol error"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_cannot_speak_for_the_filter() {
+    let headers = vec![("x-weighbridge-endpoint", "forged".to_owned()), ("x-weighbridge-decision", "{}".to_owned())];
+    let reply = Reply { headers, ..Reply::json(r#"{"choices":[],"usage":{"completion_tokens":1}}"#) };
+    let upstream = Upstream::start(reply).await.unwrap();
+    let fleet = snapshot(vec![pool("m", vec![endpoint("true", upstream.addr(), 1.0)])]);
+    let envoy = Envoy::start(EnvoyOptions::fixed(fleet)).await.unwrap();
+    let outcome = load::send(envoy.gateway(), Call::chat("m", "hello", 4)).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!((outcome.header("x-weighbridge-endpoint"), outcome.header("x-weighbridge-decision")), ("true", ""));
+    // The same through a cluster that the prober has made is tested with the prober.
 }
 
 #[tokio::test(flavor = "multi_thread")]

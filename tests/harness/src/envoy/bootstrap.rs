@@ -52,6 +52,7 @@ impl Bootstrap {
             "early_header_mutation_extensions": part("early_header_mutation_extensions")?,
             "route_config": {"name": "host", "virtual_hosts": [{"name": "host", "domains": ["*"], "routes": routes}]},
             "http_filters": http_filters,
+            "local_reply_config": {"mappers": part("local_reply_mappers")?},
         });
         Ok(Self(json!({
             "node": {"id": "mesh-host", "cluster": "mesh"},
