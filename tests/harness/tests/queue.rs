@@ -4,7 +4,9 @@ mod common;
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use harness::engine_sim::model::Profile;
+use harness::eventually;
 use harness::load::{self, Call, Outcome};
 use harness::wire;
 
@@ -181,10 +183,16 @@ async fn who_waits_too_long_or_finds_the_queue_full_is_told_when_to_come_back() 
     assert!(load::send(envoy.gateway(), named("after", 2)).await.is_ok());
     // None of those who were refused reached the engine.
     assert_eq!(order_of_arrival(&engines), ["after"]);
-    let stats = envoy.stats().await.unwrap();
-    let refused =
-        |reason: &str| stats.get(&format!("wasmcustom.weighbridge_requests.pool.m.endpoint.none.reason.{reason}"));
-    assert_eq!((refused("queue_full"), refused("queue_timeout"), refused("at_cap")), (1, 3, 1));
+    // Each VM hands its counts to Envoy on its own tick.
+    eventually("every refusal counted once", DEADLINE, async || {
+        let stats = envoy.stats().await?;
+        let refused = ["queue_full", "queue_timeout", "at_cap"]
+            .map(|reason| stats.get(&format!("wasmcustom.weighbridge_requests.pool.m.endpoint.none.reason.{reason}")));
+        ensure!(refused == [1, 3, 1], "{refused:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
