@@ -19,6 +19,7 @@ use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
 use crate::caps::Sizing;
+use crate::store::Place;
 pub use signals::{Dcgm, Signals, Whose};
 
 /// A checked configuration.
@@ -34,8 +35,8 @@ pub struct Config {
     pub wasm: PathBuf,
     /// What the snapshot says of the filter.
     pub filter: wire::Filter,
-    /// The embedded store's file.
-    pub store: PathBuf,
+    /// Where the store is.
+    pub store: Place,
     /// How to probe.
     pub probe: Probe,
     /// How to check health.
@@ -224,9 +225,10 @@ impl Config {
             let stands = Stands::Value(path.display().to_string());
             FieldError { field: field.into(), stands, expected: expected.into() }.to_string()
         };
-        let directory = files.store.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if directory.is_some_and(|directory| !directory.is_dir()) {
-            report.errors.push(wrong("store.path", &files.store, "a file in a directory that exists"));
+        if let Some(store) = &files.store
+            && store.parent().is_some_and(|parent| !parent.as_os_str().is_empty() && !parent.is_dir())
+        {
+            report.errors.push(wrong("store.path", store, "a file in a directory that exists"));
         }
         if let Some(token) = files.token.as_deref().filter(|token| !token.is_file()) {
             report.errors.push(wrong("api.token_file", token, "a file that exists"));
@@ -242,7 +244,8 @@ impl Config {
 /// The files that a configuration names.
 struct Files {
     wasm: PathBuf,
-    store: PathBuf,
+    /// `None` where the store is no file.
+    store: Option<PathBuf>,
     token: Option<PathBuf>,
 }
 
@@ -251,8 +254,8 @@ fn read(yaml: &str) -> Result<(Files, Option<Config>, Vec<FieldError>), serde_ya
     let mut file: Value = serde_yaml_ng::from_str(yaml)?;
     let mut errors = shape::tidy(&mut file);
     let raw: raw::Config = serde_yaml_ng::from_value(file)?;
-    let files =
-        Files { wasm: raw.filter.wasm.clone(), store: raw.store.path.clone(), token: raw.api.token_file.clone() };
+    let store = raw.store.redis.is_none().then(|| raw.store.file());
+    let files = Files { wasm: raw.filter.wasm.clone(), store, token: raw.api.token_file.clone() };
     let (config, found) = checked::checked(raw);
     // What only stands in for something wrong may be wrong itself.
     let shape = errors.len();

@@ -8,7 +8,7 @@
 //! - [`caps`]: how many requests an endpoint may have at once (pure).
 //! - [`watch`], [`engine`], [`envoy_admin`]: what engines and Envoys say of themselves.
 //! - [`members`]: who belongs to the fleet.
-//! - [`store`]: what survives a restart.
+//! - [`store`]: what survives a restart, and what several probers share; [`follow`], [`peers`]: the other probers.
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
 //! - [`api`], [`metrics`]: for people and machines.
@@ -22,8 +22,10 @@ pub mod engine;
 pub mod envoy_admin;
 pub mod exchange;
 pub mod explain;
+pub mod follow;
 pub mod members;
 pub mod metrics;
+pub mod peers;
 pub mod probe;
 pub mod registry;
 pub mod scheduler;
@@ -64,6 +66,8 @@ pub struct Running {
     shutdown: CancellationToken,
     xds_task: JoinHandle<Result<(), XdsError>>,
     xds_shutdown: CancellationToken,
+    store_task: JoinHandle<()>,
+    store_shutdown: CancellationToken,
 }
 
 impl Running {
@@ -98,6 +102,9 @@ impl Running {
             let done = self.xds_task.await.context("xDS was lost").and_then(|done| done.context("xDS"));
             result = result.and(done);
         }
+        // The last to go: what the others have changed is to be stored.
+        self.store_shutdown.cancel();
+        result = result.and(self.store_task.await.context("the store was lost"));
         // The API's connections end a moment after its server says that they have. Whoever waits for the end may want to
         // open the store.
         let deadline = tokio::time::Instant::now() + LAST_WORD;
@@ -114,22 +121,23 @@ impl Running {
 /// When an address cannot be bound, the store cannot be opened, or the token file cannot be read.
 pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
     let token = config.token_file.as_deref().map(api::Token::read).transpose()?;
-    let (store, alarm) = Store::open(&config.store)?;
-    match store.prune(service::now_ms()).await {
-        Ok(0) => {}
-        Ok(count) => tracing::info!(count, "old results removed from the store"),
-        Err(error) => tracing::warn!(%error, "old results stay in the store"),
+    let store = Store::open(&config.store).await?;
+    match store.prune(service::now_ms()) {
+        0 => {}
+        count => tracing::info!(count, "old results removed from the store"),
     }
-    let memory = store.memory()?;
+    let memory = store.memory();
     let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
     let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });
-    let service = Service::new(config, xds.clone(), store, memory)?;
-    if let Some(alarm) = alarm {
-        tracing::error!(alarm);
-        service.note(|registry| registry.alarms.push(alarm));
-    }
+    let service = Service::new(config, xds.clone(), store.clone(), memory)?;
+    let store_shutdown = CancellationToken::new();
+    // A prober that does not come up gives the lease back, too.
+    let guard = store_shutdown.clone().drop_guard();
+    let stop = store_shutdown.clone();
+    let store_task = tokio::spawn(async move { store.run(stop).await });
+    follow::hear_of_the_lease(&service);
     members::resolve_all(&service).await;
-    take_up_registrations(&service).await?;
+    take_up_registrations(&service).await;
     let bind = |address: SocketAddr, field: &'static str| async move {
         TcpListener::bind(address).await.with_context(|| format!("{field} {address} cannot be bound"))
     };
@@ -145,6 +153,16 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
             Ok(())
         });
     }
+    let (following, stop) = (Arc::clone(&service), shutdown.clone());
+    tasks.spawn(async move {
+        follow::run(following, stop).await;
+        Ok(())
+    });
+    let (reporting, stop) = (Arc::clone(&service), shutdown.clone());
+    tasks.spawn(async move {
+        peers::run(reporting, stop).await;
+        Ok(())
+    });
     let (members, stop) = (Arc::clone(&service), shutdown.clone());
     tasks.spawn(async move {
         members::run(members, stop).await;
@@ -179,12 +197,13 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
             () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
         }
     });
-    Ok(Running { api, xds: xds_address, service, tasks, shutdown, xds_task, xds_shutdown })
+    guard.disarm();
+    Ok(Running { api, xds: xds_address, service, tasks, shutdown, xds_task, xds_shutdown, store_task, store_shutdown })
 }
 
 /// Endpoints that registered before the restart.
-async fn take_up_registrations(service: &Service) -> anyhow::Result<()> {
-    for (id, registration) in service.store.all::<api::Registration>(Table::Registrations)? {
+async fn take_up_registrations(service: &Service) {
+    for (id, registration) in service.store.all::<api::Registration>(Table::Registrations) {
         let address = match members::resolve(&registration.address).await {
             Ok(addresses) => addresses.first().copied(),
             Err(why) => {
@@ -199,7 +218,6 @@ async fn take_up_registrations(service: &Service) -> anyhow::Result<()> {
             tracing::warn!(endpoint = id, %error, "not taken up from the store");
         }
     }
-    Ok(())
 }
 
 /// An Envoy that holds a higher version (of another prober, or from before the store was lost) would ignore ours.

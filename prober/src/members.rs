@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::IgnoredAny;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -165,9 +166,13 @@ async fn release_leaving(service: &Service) {
             continue;
         }
         tracing::info!(endpoint = id, "forgotten");
-        let tables = [Table::Registrations, Table::Pins, Table::Drains, Table::Last, Table::Epochs, Table::Averages];
-        // A failure is an alarm already.
-        let _ = service.remember(tables.into_iter().map(|table| Change::remove(table, &id)).collect()).await;
+        let tables = [Table::Pins, Table::Drains, Table::Last, Table::History, Table::Epochs, Table::Averages];
+        // What another prober has removed already is gone; who has registered there since is not.
+        let known = |table: &Table| service.store.get::<IgnoredAny>(*table, &id).is_some();
+        if !known(&Table::Registrations) {
+            let changes = tables.into_iter().filter(known).map(|table| Change::remove(table, &id));
+            service.remember(changes.collect()).await;
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -135,12 +135,29 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
         }
         let published = registry.published().map_or(0, |published| published.version);
         version.get_or_create(&Vec::new()).set(published as f64);
-        alarms.get_or_create(&Vec::new()).set(registry.alarms.len() as f64);
         reporting.get_or_create(&Vec::new()).set(registry.exchange.envoys(now_ms()).0 as f64);
     });
+    alarms.get_or_create(&Vec::new()).set(service.alarms().len() as f64);
     let connected = service.xds.envoys().iter().filter(|envoy| envoy.connected).count();
     envoys.get_or_create(&Vec::new()).set(connected as f64);
     let mut text = String::new();
-    encode(&mut text, &metrics)?;
+    encode_registry(&mut text, &metrics)?;
+    encode_registry(&mut text, &of_the_store(service))?;
+    encode_eof(&mut text)?;
     Ok(text)
+}
+
+/// The store stands beside the prober: several probers may share it.
+fn of_the_store(service: &Service) -> Metrics {
+    let mut metrics = Metrics::with_prefix("weighbridge");
+    let mut gauge = |name: &str, help: &str, value: u64| {
+        let gauge = Gauge::<u64, AtomicU64>::default();
+        gauge.set(value);
+        metrics.register(name, help, gauge);
+    };
+    let store = &service.store;
+    gauge("store_up", "1 while the store does what it is asked", store.health().up.into());
+    gauge("store_pending_writes", "Changes that are in force and wait to be stored", store.waiting() as u64);
+    gauge("probe_lease", "1 while this prober is the one that measures", store.fence().is_some().into());
+    metrics
 }

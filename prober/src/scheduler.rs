@@ -6,6 +6,9 @@
 //! | on demand | asked for | idle first, then takes no traffic; with `force` it waits for nothing, and the result counts as it comes |
 //! | interval | the result is older than `probe.interval` | idle first, then takes no traffic |
 //!
+//! Of several probers over one store only the one with the lease bursts ([`crate::store::lease`]), also for those that
+//! were asked for at another. A result whose lease ended before the burst did is thrown away.
+//!
 //! Idle: the engine itself runs nothing, and no Envoy has a request under way there ([`crate::envoy_admin`] says what
 //! holds for one that does not tell). "Takes no traffic": state `probing`
 //! is published and every Envoy has acknowledged it, unless nobody else of the pool can serve.
@@ -18,9 +21,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::caps::Mode;
+use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Outcome, ProbeKind, ProbeRecord, Subject};
-use crate::service::{Demand, Service, now_ms};
+use crate::service::{Asked, Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
 /// How often a pool looks for something to do when nothing wakes it.
@@ -33,12 +37,16 @@ const SETTLE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(50);
 /// Registration bursts that were disturbed are repeated so often.
 const TRIES: u32 = 3;
+/// A probe that was asked for this long ago is not waited for by anybody.
+const FORGOTTEN_MS: u64 = 3_600_000;
 
 struct Job {
     id: String,
     subject: Subject,
     kind: ProbeKind,
     force: bool,
+    /// Goes with what is stored.
+    fence: u64,
 }
 
 /// Probes the endpoints of one pool until `shutdown`.
@@ -69,16 +77,26 @@ pub async fn run(service: Arc<Service>, pool: String, shutdown: CancellationToke
 async fn next(service: &Service, pool: &str) -> Option<Job> {
     let now_ms = now_ms();
     let interval_ms = service.config.probe.interval.as_millis() as u64;
+    let fence = service.store.fence();
+    let leads = fence.is_some();
     // Nobody can be told of an endpoint that is gone.
     let gone = |demand: &Demand| service.read(|registry| registry.get(&demand.id).is_err());
     drop(service.take_demands(gone));
-    let demands: Vec<(String, bool)> =
+    let mut demands: Vec<(String, bool)> =
         service.peek_demands(|demands| demands.iter().map(|demand| (demand.id.clone(), demand.force)).collect());
+    let fence = fence.or_else(|| {
+        // Nobody can have the lease: what the operator forces here is done here, and nothing else.
+        demands.retain(|(_, force)| *force);
+        (!service.store.health().up && !demands.is_empty()).then_some(0)
+    })?;
+    if leads {
+        demands.extend(asked_elsewhere(service, now_ms));
+    }
     let (mut at_once, mut when_idle) = (Vec::new(), Vec::new());
     service.read(|registry| {
         for (id, endpoint) in registry.endpoints().iter().filter(|(_, endpoint)| endpoint.pool == pool) {
             let Some(subject) = registry.subject(id) else { continue };
-            let job = |kind, force| Job { id: id.clone(), subject: subject.clone(), kind, force };
+            let job = |kind, force| Job { id: id.clone(), subject: subject.clone(), kind, force, fence };
             if demands.iter().any(|(asked, force)| asked == id && *force) {
                 at_once.push(job(ProbeKind::Demand, true));
             } else if demands.iter().any(|(asked, _)| asked == id) && now_ms >= endpoint.not_before_ms {
@@ -88,7 +106,7 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
                 && endpoint.health.healthy
                 && endpoint.leaving_at_ms.is_none()
                 && endpoint.drain.is_none();
-            if !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
+            if !leads || !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
                 continue;
             }
             let due = endpoint
@@ -114,17 +132,19 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
 }
 
 async fn execute(service: &Service, pool: &str, job: &Job) {
-    let Job { id, subject, kind, force } = job;
+    let Job { id, subject, kind, force, fence } = job;
     let address = subject.address;
     let model = service.read(|registry| registry.served_model(pool).to_owned());
     let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.probing = true)).is_ok();
     if !marked {
         return;
     }
+    service.store.put(Change::put(Table::Probing, id, fence).into_iter().collect());
     // However this ends (the task is dropped at shutdown, before xDS ends), the endpoint does not stay out of service.
     let _guard = Unmark { service, id };
     let version = service.version();
-    if !service.xds.wait_applied(version, ACK).await {
+    let told = tokio::join!(service.xds.wait_applied(version, ACK), peers::all_told(service, id, ACK));
+    if told != (true, true) {
         tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
     }
     let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
@@ -143,6 +163,10 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     } else {
         return back_off(service, id);
     };
+    if service.store.fence().unwrap_or_default() != *fence {
+        tracing::warn!(endpoint = id, "thrown away: this prober was not the one that measures until the end");
+        return;
+    }
     let record = record(*kind, result);
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
@@ -163,17 +187,36 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     }
     // Taken before the result can be seen: whoever asks after having seen it wants another burst.
     let demands = service.take_demands(|demand| demand.id == *id);
-    if let Some(kept) = service.change(|registry| registry.probed(id, subject, record.clone())) {
-        let changes = [Change::put(Table::Last, id, &kept), Change::put(Table::Results, &kept.key, &kept.measurement)];
-        if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
-            // A failure is an alarm already; the result is in force.
-            let _ = service.remember(changes).await;
-        }
+    let order = service.order.lock().await;
+    let (kept, history) =
+        service.change(|registry| (registry.probed(id, subject, record.clone()), registry.history(id)));
+    let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
+    changes.extend(history.map(|history| Change::put(Table::History, id, &history)));
+    if let Some(kept) = kept {
+        changes.push(Change::put(Table::Last, id, &kept));
+        changes.push(Change::put(Table::Results, &kept.key, &kept.measurement));
     }
+    if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
+        // Not stored yet is an alarm already; the result is in force.
+        service.remember(changes.into_iter().map(|change| change.fenced(*fence)).collect()).await;
+    }
+    drop(order);
     for demand in demands {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());
     }
+}
+
+/// What was asked for at other probers. One for an endpoint that is not known here waits: its registration may be on its
+/// way.
+fn asked_elsewhere(service: &Service, now_ms: u64) -> Vec<(String, bool)> {
+    let asked = service.store.all::<Asked>(Table::Demands);
+    let (young, old): (Vec<_>, Vec<_>) =
+        asked.into_iter().partition(|(_, asked)| now_ms.saturating_sub(asked.at_ms) < FORGOTTEN_MS);
+    if !old.is_empty() {
+        service.store.put(old.iter().map(|(id, _)| Change::remove(Table::Demands, id)).collect());
+    }
+    young.into_iter().map(|(id, asked)| (id, asked.force)).collect()
 }
 
 /// What goes into the history.
@@ -228,6 +271,7 @@ impl Drop for Unmark<'_> {
                 endpoint.probing = false;
             }
         });
+        self.service.store.put(vec![Change::remove(Table::Probing, self.id)]);
     }
 }
 

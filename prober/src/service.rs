@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use weighbridge_xds::XdsServer;
 
@@ -13,8 +14,9 @@ use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::engine::Client;
 use crate::envoy_admin::Admins;
+use crate::peers::Peers;
 use crate::registry::{Memory, ProbeRecord, Registry};
-use crate::store::{Change, Store, StoreError};
+use crate::store::{Change, Store, Stored, Table};
 
 /// A probe that somebody asked for.
 #[derive(Debug)]
@@ -25,6 +27,15 @@ pub struct Demand {
     pub force: bool,
     /// Told when it is done.
     pub done: oneshot::Sender<ProbeRecord>,
+}
+
+/// A demand as other probers over the same store see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Without waiting until it is idle.
+    pub force: bool,
+    /// When, in Unix ms.
+    pub at_ms: u64,
 }
 
 /// Demands that may wait.
@@ -60,6 +71,8 @@ pub struct Service {
     pub decisions: Decisions,
     registry: Mutex<Registry>,
     demands: Mutex<Vec<Demand>>,
+    /// The other probers.
+    pub peers: Peers,
     /// Engines under a burst.
     busy: Mutex<HashSet<SocketAddr>>,
     /// Held from a change that is to be stored until it is, so that disk and registry agree on which came last.
@@ -85,6 +98,7 @@ impl Service {
             decisions: Decisions::new(config.decisions_keep, config.pools.iter().map(|pool| pool.wire.name.as_str())),
             registry: Mutex::new(registry),
             demands: Mutex::new(Vec::new()),
+            peers: Peers::default(),
             busy: Mutex::new(HashSet::new()),
             order: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
@@ -105,6 +119,10 @@ impl Service {
         if let Some(snapshot) = registry.snapshot(now_ms(), self.xds.highest_seen_version()) {
             self.xds.publish(Arc::new(snapshot));
         }
+        // Under the lock: the newest version is to be the last one in the store.
+        if let Some(Ok(change)) = registry.take_issued().map(|issued| Change::put(Table::Snapshot, "newest", &issued)) {
+            self.store.put(vec![change]);
+        }
         drop(registry);
         self.wake.notify_waiters();
         result
@@ -120,21 +138,26 @@ impl Service {
         self.read(|registry| registry.published().map_or(0, |published| published.version))
     }
 
-    /// Writes to the store. A failure is an alarm: what was changed is in force, but would not survive a restart.
-    ///
-    /// # Errors
-    /// When it is not on disk.
-    pub async fn remember(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        let result = self.store.write(changes).await;
-        if let Err(error) = &result {
-            tracing::error!(%error, "not stored");
-            let alarm = format!("a change is in force but not stored: {error}");
-            let mut registry = self.lock();
-            if !registry.alarms.contains(&alarm) && registry.alarms.len() < 32 {
-                registry.alarms.push(alarm);
-            }
+    /// Writes to the store. One that does not answer has raised an alarm; what was changed is in force, and is stored
+    /// when it is back.
+    pub async fn remember(&self, changes: Vec<Change>) -> Stored {
+        self.store.write(changes).await
+    }
+
+    /// Everything that is wrong with the prober itself, for people.
+    #[must_use]
+    pub fn alarms(&self) -> Vec<String> {
+        let mut alarms = self.store.alarms();
+        alarms.extend(self.read(|registry| registry.alarms.clone()));
+        alarms
+    }
+
+    /// Tells those who asked here for a probe of an endpoint that another prober has done it.
+    pub fn done_elsewhere(&self, id: &str, record: &ProbeRecord) {
+        for demand in self.take_demands(|demand| demand.id == id) {
+            // Whoever asked may have left.
+            let _ = demand.done.send(record.clone());
         }
-        result
     }
 
     /// Asks for a probe; `false` when too many wait already.
@@ -142,6 +165,11 @@ impl Service {
         let mut demands = self.demands.lock().unwrap_or_else(PoisonError::into_inner);
         if demands.len() >= MAX_DEMANDS {
             return false;
+        }
+        let asked = Asked { force: demand.force, at_ms: now_ms() };
+        if let Ok(change) = Change::put(Table::Demands, &demand.id, &asked) {
+            // Of several probers one bursts, and that may be another.
+            self.store.put(vec![change]);
         }
         demands.push(demand);
         drop(demands);

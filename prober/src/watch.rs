@@ -75,8 +75,7 @@ async fn take_in(service: &Service, id: &str, seen: Seen) {
     if let Ok(change) = epoch.map(|epoch| Change::put(Table::Epochs, id, &epoch))
         && let Ok(change) = change
     {
-        // A failure is an alarm already; the epoch is in force.
-        let _ = service.remember(vec![change]).await;
+        service.remember(vec![change]).await;
     }
 }
 
@@ -119,7 +118,9 @@ pub async fn averages(service: Arc<Service>, shutdown: CancellationToken) {
         match changes.collect::<Result<Vec<_>, _>>() {
             Ok(changes) if changes.is_empty() => {}
             // A failure is an alarm already; they come again with the next change.
-            Ok(changes) => drop(service.remember(changes).await),
+            Ok(changes) => {
+                service.remember(changes).await;
+            }
             Err(error) => tracing::error!(%error, "moving averages are not stored"),
         }
     }

@@ -60,10 +60,8 @@ pub(super) struct EndpointList {
 /// Every endpoint.
 #[utoipa::path(get, path = "/v1/endpoints", responses((status = 200, body = EndpointList)))]
 pub(super) async fn list(State(service): State<Arc<Service>>) -> Json<EndpointList> {
-    Json(
-        service
-            .read(|registry| EndpointList { endpoints: EndpointView::all(registry), alarms: registry.alarms.clone() }),
-    )
+    let alarms = service.alarms();
+    Json(service.read(|registry| EndpointList { endpoints: EndpointView::all(registry), alarms }))
 }
 
 /// One endpoint with its probe history, its curve, and what serving says of that.
@@ -115,7 +113,9 @@ pub(super) async fn register(
     })?;
     service.members.notify_one();
     if !known_from_file {
-        service.remember(vec![Change::put(Table::Registrations, &id, &registration)?]).await?;
+        let change = Change::put(Table::Registrations, &id, &registration)?;
+        // Not stored yet is an alarm, and no reason for an engine to register again.
+        service.remember(vec![change]).await;
     }
     let status = if registered == Registered::New { StatusCode::CREATED } else { StatusCode::OK };
     let view = service.read(|registry| EndpointView::one(registry, &id));
@@ -138,7 +138,7 @@ pub(super) async fn remove(
         endpoint.leaving_at_ms.get_or_insert(now_ms() + LEAVE_MS);
         EndpointView::one(registry, &id).ok_or(RegistryError::NoEndpoint(id.clone()))
     })?;
-    service.remember(vec![Change::remove(Table::Registrations, &id)]).await?;
+    service.remember(vec![Change::remove(Table::Registrations, &id)]).await;
     service.members.notify_one();
     Ok((StatusCode::ACCEPTED, Json(view)))
 }

@@ -69,8 +69,7 @@ impl From<RegistryError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let message = format!("the change is in force, but would not survive a restart: {error}");
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", message)
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", error.to_string())
     }
 }
 

@@ -15,7 +15,7 @@ use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::{EndpointView, ProbeView};
 use crate::registry::{Drain, Endpoint, Pin, RegistryError};
 use crate::service::{Demand, Service, now_ms};
-use crate::store::{Change, Table};
+use crate::store::{Change, StoreError, Stored, Table};
 
 /// The longest reason in bytes.
 const MAX_REASON: usize = 500;
@@ -92,31 +92,37 @@ fn reason(text: String) -> Result<String, ApiError> {
     Ok(text)
 }
 
-/// Changes an endpoint, publishes at once, and answers when the change is on disk too.
+/// An endpoint after a change: 200 when the change is stored, 202 when the store does not answer. In force it is either way.
+type Changed = (StatusCode, Json<EndpointView>);
+
+/// Changes an endpoint, publishes at once, and answers when the change is stored too, or has to wait for that.
 async fn apply(
     service: &Service,
     id: &str,
     edit: impl FnOnce(&mut Endpoint),
-    stored: Result<Change, crate::store::StoreError>,
-) -> Result<Json<EndpointView>, ApiError> {
+    stored: Result<Change, StoreError>,
+) -> Result<Changed, ApiError> {
     let stored = stored?;
     let _order = service.order.lock().await;
     let view = service.change(|registry| {
         edit(registry.get_mut(id)?);
         EndpointView::one(registry, id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
     })?;
-    service.remember(vec![stored]).await?;
-    Ok(Json(view))
+    let status = match service.remember(vec![stored]).await {
+        Stored::Now => StatusCode::OK,
+        Stored::Later => StatusCode::ACCEPTED,
+    };
+    Ok((status, Json(view)))
 }
 
 /// Sets an endpoint's weight until it is cleared.
 #[utoipa::path(put, path = "/v1/endpoints/{id}/pin", request_body = PinBody,
-    responses((status = 200, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
 pub(super) async fn pin(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
     Body(body): Body<PinBody>,
-) -> Result<Json<EndpointView>, ApiError> {
+) -> Result<Changed, ApiError> {
     let weight = Weight::try_new(body.weight).ok().filter(|_| (0.01..=100.0).contains(&body.weight));
     let weight = weight.ok_or_else(|| {
         let message = format!("weight is {}: expected a number from 0.01 to 100", body.weight);
@@ -129,23 +135,20 @@ pub(super) async fn pin(
 
 /// Gives an endpoint its measured weight back.
 #[utoipa::path(delete, path = "/v1/endpoints/{id}/pin",
-    responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
-pub(super) async fn unpin(
-    State(service): State<Arc<Service>>,
-    Path(id): Path<String>,
-) -> Result<Json<EndpointView>, ApiError> {
+    responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 404, body = ErrorBody)))]
+pub(super) async fn unpin(State(service): State<Arc<Service>>, Path(id): Path<String>) -> Result<Changed, ApiError> {
     let stored = Ok(Change::remove(Table::Pins, &id));
     apply(&service, &id, |endpoint| endpoint.pin = None, stored).await
 }
 
 /// Sends an endpoint no new requests; those under way finish.
 #[utoipa::path(put, path = "/v1/endpoints/{id}/drain", request_body = DrainBody,
-    responses((status = 200, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+    responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
 pub(super) async fn drain(
     State(service): State<Arc<Service>>,
     Path(id): Path<String>,
     Body(body): Body<DrainBody>,
-) -> Result<Json<EndpointView>, ApiError> {
+) -> Result<Changed, ApiError> {
     let drain = Drain { reason: reason(body.reason)?, at_ms: now_ms() };
     let stored = Change::put(Table::Drains, &id, &drain);
     apply(&service, &id, |endpoint| endpoint.drain = Some(drain), stored).await
@@ -153,11 +156,8 @@ pub(super) async fn drain(
 
 /// Takes an endpoint back into service.
 #[utoipa::path(delete, path = "/v1/endpoints/{id}/drain",
-    responses((status = 200, body = EndpointView), (status = 404, body = ErrorBody)))]
-pub(super) async fn undrain(
-    State(service): State<Arc<Service>>,
-    Path(id): Path<String>,
-) -> Result<Json<EndpointView>, ApiError> {
+    responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 404, body = ErrorBody)))]
+pub(super) async fn undrain(State(service): State<Arc<Service>>, Path(id): Path<String>) -> Result<Changed, ApiError> {
     let stored = Ok(Change::remove(Table::Drains, &id));
     apply(&service, &id, |endpoint| endpoint.drain = None, stored).await
 }

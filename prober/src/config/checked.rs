@@ -12,6 +12,8 @@ use weighbridge_routing::weight::{Clamp, Weight};
 use super::signals::signals;
 use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
 use crate::caps::Sizing;
+use crate::store::redis::redacted;
+use crate::store::{Place, RedisUrl};
 
 /// Collects errors while values are checked.
 #[derive(Default)]
@@ -57,7 +59,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         let expected = format!("a file with a token, since api.listen {api_listen} is not on loopback");
         check.0.push(FieldError { field: "api.token_file".into(), stands: Stands::Missing, expected });
     }
-    check.that(raw.store.redis.is_none(), "store.redis", "set", "store.path: Redis is not supported yet");
+    let store = store(&raw.store, check);
     for (nth, url) in raw.envoy_admin.iter().enumerate() {
         let good = url.strip_prefix("http://").is_some_and(|rest| rest.split('/').next().is_some_and(is_address));
         check.that(good, format!("envoy_admin[{nth}]"), url, "http://host:port");
@@ -103,7 +105,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         xds_listen: raw.xds.listen,
         wasm: raw.filter.wasm,
         filter,
-        store: raw.store.path,
+        store,
         probe: probe?,
         health,
         decisions_keep: raw.decisions.keep as usize,
@@ -111,6 +113,21 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         envoy_admin: raw.envoy_admin.iter().map(|url| url.trim_end_matches('/').to_owned()).collect(),
         pools,
     })
+}
+
+fn store(raw: &raw::Store, check: &mut Check) -> Place {
+    let file = || Place::File(raw.file());
+    let Some(url) = &raw.redis else { return file() };
+    if let Some(path) = &raw.path {
+        check.that(false, "store.path", path.display(), "nothing beside store.redis");
+    }
+    match RedisUrl::parse(url) {
+        Ok(url) => Place::Redis(url),
+        Err(error) => {
+            check.that(false, "store.redis", redacted(url), error.to_string());
+            file()
+        }
+    }
 }
 
 fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {

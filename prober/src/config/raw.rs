@@ -1,5 +1,6 @@
 //! The configuration file as it is written, once [`super::shape`] has made sure that it can be read.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -7,6 +8,7 @@ use serde::Deserialize;
 use weighbridge_routing::snapshot::wire;
 
 use crate::caps::{Mode, Sizing};
+use crate::store::redis::redacted;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -78,16 +80,25 @@ impl Default for Filter {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Store {
-    pub(super) path: PathBuf,
+    pub(super) path: Option<PathBuf>,
+    /// May hold a password.
     pub(super) redis: Option<String>,
 }
 
-impl Default for Store {
-    fn default() -> Self {
-        Store { path: "weighbridge.redb".into(), redis: None }
+impl Store {
+    /// The embedded store's file.
+    pub(super) fn file(&self) -> PathBuf {
+        self.path.clone().unwrap_or_else(|| "weighbridge.redb".into())
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let redis = self.redis.as_deref().map(redacted);
+        f.debug_struct("Store").field("path", &self.path).field("redis", &redis).finish()
     }
 }
 

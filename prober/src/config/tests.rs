@@ -26,7 +26,7 @@ fn the_example_is_valid_and_has_the_documented_defaults() {
 fn every_wrong_value_is_reported_at_once() {
     let yaml = r#"
 api: {listen: "0.0.0.0:7070"}
-store: {redis: "redis://127.0.0.1"}
+store: {path: s, redis: "http://:s3cret@127.0.0.1"}
 filter: {max_body: 16 apples}
 probe: {concurrency: 0, interval: soon, clamp: [8, 0.25]}
 health: {unhealthy_after: 0}
@@ -43,6 +43,7 @@ pools:
     let fields: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
     for field in [
         "api.token_file",
+        "store.path",
         "store.redis",
         "filter.max_body",
         "probe.concurrency",
@@ -324,4 +325,26 @@ fn admission_reaches_the_filter_as_written() {
     assert_eq!(config.pools[0].wire.admission, expected);
     let default = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
     assert_eq!(default.pools[0].wire.admission, wire::Admission::default());
+}
+
+#[test]
+fn the_store_is_a_file_or_a_redis_whose_password_is_never_shown() {
+    let with = |store: &str| format!("store: {store}\npools: [{{name: p, models: [m]}}]");
+    let place = |store: &str| Config::parse(&with(store)).unwrap().store;
+    assert_eq!(place("{}"), Place::File("weighbridge.redb".into()));
+    assert_eq!(place("{path: /var/lib/s.redb}"), Place::File("/var/lib/s.redb".into()));
+    for url in ["redis://127.0.0.1:6379/0", "redis://:s3cret@redis/1", "rediss://user:s3cret@redis.example:6380"] {
+        let store = format!("{{redis: \"{url}\"}}");
+        let shown = format!("{:?}", Config::parse(&with(&store)).unwrap());
+        assert!(matches!(place(&store), Place::Redis(_)) && !shown.contains("s3cret"), "{shown}");
+        // Nothing is connected to, and no file is looked for.
+        assert_eq!(Config::check(&with(&store)).errors, Vec::<String>::new());
+    }
+    for bad in ["redis:6379", "http://:s3cret@redis", "redis://:s3cret@redis:99999", "redis://u:s3cret@redis/x"] {
+        let errors = errors(&with(&format!("{{redis: \"{bad}\"}}")));
+        assert!(errors.len() == 1 && errors[0].starts_with("store.redis is "), "{errors:?}");
+        assert!(errors[0].contains("redis://[[user]:password@]host") && !errors[0].contains("s3cret"), "{errors:?}");
+    }
+    let both = errors(&with("{path: s.redb, redis: \"redis://redis\"}"));
+    assert_eq!(both, ["store.path is \"s.redb\": expected nothing beside store.redis"]);
 }

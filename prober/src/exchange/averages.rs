@@ -58,6 +58,14 @@ impl Moving {
         self.pooled.merge(served);
     }
 
+    /// Takes over what somebody else has averaged, where that is newer: both have averaged samples of the same endpoint, and
+    /// the next ones are folded into the newest.
+    pub fn hear(&mut self, kept: Kept) {
+        if kept.at_ms > self.kept.at_ms {
+            self.kept = kept;
+        }
+    }
+
     /// The averages now.
     #[must_use]
     pub fn value(&self, now_ms: u64, tau_ms: f64) -> Averages {

@@ -96,6 +96,14 @@ impl Exchange {
         Exchange { settings, envoys: HashMap::new(), engines: HashMap::new(), averages }
     }
 
+    /// Another prober, which other Envoys report to, has stored averages of an endpoint.
+    pub fn hear(&mut self, id: &str, kept: Kept) {
+        match self.averages.get_mut(id) {
+            Some(moving) => moving.hear(kept),
+            None => drop(self.averages.insert(id.to_owned(), Moving::from(kept))),
+        }
+    }
+
     /// The times that count here.
     #[must_use]
     pub fn settings(&self) -> Settings {

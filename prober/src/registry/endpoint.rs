@@ -82,7 +82,7 @@ pub struct Subject {
 }
 
 /// Why a probe ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeKind {
     /// The endpoint is new, or runs with other launch arguments.
@@ -94,7 +94,7 @@ pub enum ProbeKind {
 }
 
 /// One probe, for the history.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProbeRecord {
     /// When it ended.
     pub at_ms: u64,
@@ -113,6 +113,7 @@ pub struct ProbeRecord {
     /// Why that is unknown, though it was to be measured; the rest of the result counts all the same.
     pub sweep_error: Option<String>,
     /// A kept result spared the bursts.
+    #[serde(default)]
     pub reused: bool,
     /// Why there is no result.
     pub error: Option<String>,
@@ -135,6 +136,15 @@ impl ProbeRecord {
             error: None,
         }
     }
+}
+
+/// The probes of an endpoint, as the store keeps them.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct History {
+    /// Which (node, model, launch arguments) the newest one measured, or was to measure.
+    pub key: Option<String>,
+    /// Newest last.
+    pub records: VecDeque<ProbeRecord>,
 }
 
 /// How a probe ended.
@@ -202,6 +212,8 @@ pub struct Endpoint {
     pub registered: bool,
     /// A burst runs or is about to.
     pub probing: bool,
+    /// The same by another prober.
+    pub(super) probing_elsewhere: bool,
     /// No probe before this time.
     pub not_before_ms: u64,
     /// Health.
@@ -248,11 +260,12 @@ impl Endpoint {
 
     /// What its signals say about its curve; `true` when its cap has moved.
     pub(super) fn observe(&mut self) -> bool {
+        let under_burst = self.under_burst();
         let Some(measured) = &mut self.measured else { return false };
         let Signals { running, generated_tokens, at_ms, .. } = self.signals;
         match (running, generated_tokens, at_ms) {
             // A burst of ours says again what the sweep has said.
-            (Some(running), Some(tokens), Some(at_ms)) if !self.probing => {
+            (Some(running), Some(tokens), Some(at_ms)) if !under_burst => {
                 measured.take(Reading { at_ms, running, tokens })
             }
             _ => {
@@ -273,6 +286,12 @@ impl Endpoint {
         let floor = self.measured.as_ref().and_then(Measured::alarm);
         let all: Vec<String> = self.alarm.clone().into_iter().chain(sweep).chain(floor).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// A burst runs or is about to, whoever sends it.
+    #[must_use]
+    pub fn under_burst(&self) -> bool {
+        self.probing || self.probing_elsewhere
     }
 
     pub(super) fn known(&self) -> bool {

@@ -15,16 +15,19 @@
 //! - [`endpoint`]: one endpoint, and [`epoch`]: which life of its engine it is in.
 //! - [`watched`]: what health checks and metrics change; [`gpus`]: what exporters tell.
 //! - [`exchanged`]: what an Envoy is answered.
-//! - [`verdicts`]: weights, states, and the snapshot.
+//! - [`verdicts`]: weights, states, and the snapshot; [`versions`]: its number.
+//! - [`shared`]: what other probers have changed.
 
 mod endpoint;
 mod epoch;
 mod exchanged;
 mod gpus;
+mod shared;
 mod verdicts;
+mod versions;
 mod watched;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use weighbridge_routing::snapshot::MAX_ENDPOINTS_PER_POOL;
@@ -35,10 +38,14 @@ use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
 
-pub use endpoint::{Drain, Endpoint, Health, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
+pub use endpoint::{
+    Drain, Endpoint, Health, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject,
+};
 pub use epoch::Epoch;
 pub use gpus::Gpus;
+pub use shared::News;
 pub use verdicts::{Verdict, WeightSource};
+pub use versions::Issued;
 pub use watched::{CheckFailure, Identity, Seen};
 
 /// What a registration did.
@@ -81,6 +88,13 @@ pub struct Registry {
     endpoints: BTreeMap<String, Endpoint>,
     memory: Memory,
     published: Option<wire::Snapshot>,
+    /// What that says.
+    content: Option<versions::Content>,
+    versions: versions::Versions,
+    /// The fence of the prober that bursts, when that is another one.
+    burst_by: Option<u64>,
+    /// Which endpoints other probers burst at, with their fences.
+    marks: HashMap<String, u64>,
     probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
     /// What Envoys report, and what follows from it.
     pub exchange: Exchange,
@@ -105,6 +119,10 @@ pub struct Memory {
     pub epochs: HashMap<String, Epoch>,
     /// Moving averages by endpoint.
     pub averages: HashMap<String, exchange::averages::Kept>,
+    /// Probes by endpoint.
+    pub history: HashMap<String, History>,
+    /// The version of the newest snapshot.
+    pub snapshot: Option<Issued>,
 }
 
 impl Registry {
@@ -112,6 +130,10 @@ impl Registry {
     #[must_use]
     pub fn new(config: &config::Config, mut memory: Memory) -> Self {
         let settings = exchange::Settings::new(config.signals.interval, config.signals.average_over);
+        let mut versions = versions::Versions::default();
+        if let Some(issued) = &memory.snapshot {
+            versions.learn(issued, 0);
+        }
         Registry {
             exchange: Exchange::new(settings, std::mem::take(&mut memory.averages)),
             gpus: Gpus::new(config.signals.clone()),
@@ -121,6 +143,10 @@ impl Registry {
             endpoints: BTreeMap::new(),
             memory,
             published: None,
+            content: None,
+            versions,
+            burst_by: None,
+            marks: HashMap::new(),
             probes: BTreeMap::new(),
             alarms: Vec::new(),
         }
@@ -216,6 +242,7 @@ impl Registry {
             measured: None,
             registered: false,
             probing: false,
+            probing_elsewhere: self.is_marked(&id),
             not_before_ms: 0,
             health: Health::unchecked(),
             signals: Signals::default(),
@@ -224,7 +251,7 @@ impl Registry {
             discovered_window: None,
             fingerprint: None,
             alarm: None,
-            history: VecDeque::new(),
+            history: self.memory.history.get(&id).map(|history| history.records.clone()).unwrap_or_default(),
             written,
         };
         endpoint.keep(self.memory.last.get(&id).cloned());
@@ -239,6 +266,7 @@ impl Registry {
         self.memory.last.remove(id);
         self.memory.epochs.remove(id);
         self.exchange.forget(id);
+        self.memory.history.remove(id);
         self.endpoints.remove(id)
     }
 

@@ -271,3 +271,97 @@ fn versions_only_grow_and_only_when_something_changed() {
     assert_eq!(registry.snapshot(50, 501), None);
     assert_eq!(registry.snapshot(50, u64::MAX), None);
 }
+
+#[test]
+fn what_another_prober_measures_counts_here() {
+    let (mut here, mut there) = (registry(&["a", "b"]), registry(&["a", "b"]));
+    here.follow(Some(7));
+    probed(&mut there, "b", Some(479.0), 1);
+    probed(&mut there, "a", Some(980.0), 2);
+    for id in ["a", "b"] {
+        // The mark of the prober that bursts; that of another one says nothing.
+        here.learn(id, News::Probing(Some(6)), 3);
+        assert!(!here.get(id).unwrap().under_burst());
+        let endpoint = there.get(id).unwrap();
+        here.learn(id, News::Last(endpoint.kept.clone()), 3);
+        here.learn(id, News::History(there.history(id)), 3);
+        assert!(here.get(id).unwrap().registered);
+        assert_eq!((seen(&here, id), &here.get(id).unwrap().history), (seen(&there, id), &endpoint.history));
+    }
+    here.learn("a", News::Probing(Some(7)), 3);
+    assert_eq!((seen(&here, "a").2, here.marked().collect::<Vec<_>>()), (State::Probing, vec!["a"]));
+    // The prober that burst has gone: its marks end.
+    here.follow(Some(8));
+    assert_eq!(seen(&here, "a").2, State::Ready);
+    // A failure ends the wait for a registration probe, too.
+    add(&mut here, "a", "other");
+    add(&mut there, "a", "other");
+    probed(&mut there, "a", None, 4);
+    here.learn("a", News::History(there.history("a")), 5);
+    let a = here.get("a").unwrap();
+    assert!(a.registered && a.alarm.as_ref().is_some_and(|alarm| alarm.contains("no")), "{a:?}");
+    // What was measured with other arguments says nothing of these.
+    add(&mut here, "b", "other");
+    here.learn("b", News::History(there.history("b")), 5);
+    assert!(!here.get("b").unwrap().registered);
+}
+
+#[test]
+fn a_result_that_the_store_brings_late_spares_the_burst_only_while_it_is_young() {
+    for (now_ms, spared) in [(900, true), (2_000, false)] {
+        let (mut here, mut there) = (registry(&["a"]), registry(&["a"]));
+        here.identified("a", Identity::default(), 1_000, 0);
+        probed(&mut there, "a", Some(980.0), 1);
+        let kept = there.get("a").unwrap().kept.clone().unwrap();
+        here.learn(&kept.key, News::Result(Some(kept.measurement.clone())), now_ms);
+        here.learn("a", News::Last(Some(kept)), now_ms);
+        assert!(!here.get("a").unwrap().registered && here.get("a").unwrap().fingerprint.is_none());
+        here.identified("a", Identity::default(), 1_000, now_ms);
+        assert_eq!(here.get("a").unwrap().registered, spared);
+    }
+}
+
+#[test]
+fn operators_at_another_prober_are_obeyed_before_and_after_an_endpoint_comes() {
+    let mut registry = registry(&["a"]);
+    let pin = Pin { weight: Weight::try_new(2.5).unwrap(), reason: String::new(), at_ms: 1 };
+    let drain = Drain { reason: String::new(), at_ms: 1 };
+    for id in ["a", "b"] {
+        registry.learn(id, News::Pin(Some(pin.clone())), 1);
+        registry.learn(id, News::Drain(Some(drain.clone())), 1);
+    }
+    add(&mut registry, "b", "args");
+    for id in ["a", "b"] {
+        assert_eq!(seen(&registry, id), (2.5, WeightSource::Pinned, State::Draining));
+        registry.learn(id, News::Pin(None), 2);
+        registry.learn(id, News::Drain(None), 2);
+        assert_eq!(seen(&registry, id), (1.0, WeightSource::Default, State::Ready));
+    }
+}
+
+#[test]
+fn two_probers_publish_the_same_content_under_the_same_version() {
+    let (mut a, mut b) = (registry(&["e"]), registry(&["e"]));
+    let first = a.snapshot(100, 0).unwrap();
+    b.learn("newest", News::Snapshot(a.take_issued()), 90);
+    assert_eq!(b.snapshot(90, 0).unwrap(), first);
+    assert_eq!(b.take_issued(), None);
+    // Both change at once, and give two numbers to the same content: the higher one stays, and no third follows.
+    let drain = Drain { reason: String::new(), at_ms: 0 };
+    for registry in [&mut a, &mut b] {
+        registry.get_mut("e").unwrap().drain = Some(drain.clone());
+    }
+    assert_eq!((a.snapshot(200, 0).unwrap().version, b.snapshot(210, 0).unwrap().version), (200, 210));
+    let (of_a, of_b) = (a.take_issued(), b.take_issued());
+    a.learn("newest", News::Snapshot(of_b), 220);
+    b.learn("newest", News::Snapshot(of_a), 220);
+    assert_eq!((a.snapshot(220, 0).unwrap().version, b.snapshot(220, 0)), (210, None));
+    assert_eq!((a.take_issued(), a.snapshot(230, 0)), (None, None));
+    // What they see differs: each keeps its own number, and nothing goes back and forth.
+    a.get_mut("e").unwrap().drain = None;
+    assert_eq!(a.snapshot(300, 0).unwrap().version, 300);
+    b.learn("newest", News::Snapshot(a.take_issued()), 310);
+    assert_eq!(b.snapshot(310, 0), None);
+    // An Envoy moves from A to B: it is told something newer than what it has.
+    assert_eq!(b.snapshot(310, 300).unwrap().version, 310);
+}

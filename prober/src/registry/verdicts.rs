@@ -6,11 +6,9 @@ use serde::Serialize;
 use weighbridge_routing::snapshot::wire::{self, State};
 use weighbridge_routing::weight::{Weight, cap, median, weights};
 
+use super::versions::{Content, DAY_MS};
 use super::{Endpoint, Registry};
 use crate::caps::{CapSource, Measured};
-
-/// A version is a time in ms; one that is further ahead than this is no time.
-const DAY_MS: u64 = 24 * 3_600 * 1_000;
 
 /// Where a weight comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -100,13 +98,16 @@ impl Registry {
         // A version from the far future can only be a mistake, and following it would end at the largest number there is.
         let floor = if floor > now_ms.saturating_add(DAY_MS) { 0 } else { floor };
         let last = self.published.as_ref().map_or(0, |published| published.version);
-        if let Some(published) = &self.published
-            && published.pools == pools
-            && last >= floor
-        {
+        let same = self.published.as_ref().is_some_and(|published| published.pools == pools);
+        let content = match self.content {
+            Some(content) if same => content,
+            _ => Content::of(&self.filter, &pools),
+        };
+        if same && last >= floor && !self.versions.moved(content, last) {
             return None;
         }
-        let version = now_ms.max(last.saturating_add(1)).max(floor.saturating_add(1));
+        let version = self.versions.give(content, last, floor, now_ms);
+        self.content = Some(content);
         let snapshot = wire::Snapshot { format: 1, version, filter: self.filter.clone(), pools };
         self.published = Some(snapshot.clone());
         Some(snapshot)
@@ -142,7 +143,7 @@ fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State 
         State::Draining
     } else if !endpoint.health.healthy {
         State::Unhealthy
-    } else if endpoint.probing && has_stand_in(id, members) {
+    } else if endpoint.under_burst() && has_stand_in(id, members) {
         State::Probing
     } else if is_new(id, endpoint, members) {
         State::New
@@ -161,7 +162,7 @@ fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool 
 fn has_stand_in(id: &str, members: &[(&str, &Endpoint)]) -> bool {
     members.iter().any(|(other, endpoint)| {
         let sound = endpoint.health.checked && endpoint.health.streak == 0 && endpoint.available();
-        *other != id && sound && !endpoint.probing && !is_new(other, endpoint, members)
+        *other != id && sound && !endpoint.under_burst() && !is_new(other, endpoint, members)
     })
 }
 

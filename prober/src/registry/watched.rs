@@ -2,6 +2,7 @@
 
 use super::endpoint::{Kept, Measurement, Outcome, ProbeKind, ProbeRecord};
 use super::epoch::Epoch;
+use super::shared::done_elsewhere;
 use super::{Endpoint, Registry};
 use crate::config;
 use crate::engine::{EngineError, Loss, Signals};
@@ -116,8 +117,10 @@ impl Registry {
     }
 
     /// The engine has said what it is. A kept result for the same (node, model, launch arguments) that is younger than
-    /// `keep_ms` spares the registration burst; other arguments void what was measured before.
+    /// `keep_ms`, or that another prober has measured, spares the registration burst; other arguments void what was
+    /// measured before.
     pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) {
+        let follows = self.follows();
         let Some(model) = self.endpoints.get(id).map(|endpoint| self.served_model(&endpoint.pool).to_owned()) else {
             return;
         };
@@ -137,7 +140,8 @@ impl Registry {
         endpoint.not_before_ms = 0;
         let young = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) < keep_ms;
         let sizing = endpoint.sizing;
-        if let Some(measurement) = result.filter(|result| young(result) && result.is_complete(sizing)) {
+        let counts = |result: &Measurement| follows || (young(result) && result.is_complete(sizing));
+        if let Some(measurement) = result.filter(counts) {
             endpoint.registered = true;
             endpoint.alarm = None;
             endpoint.push(ProbeRecord {
@@ -151,6 +155,8 @@ impl Registry {
             endpoint.keep(Some(Kept { key, measurement }));
             let pool = endpoint.pool.clone();
             self.count(pool, ProbeKind::Registration, Outcome::Reused);
+        } else if follows && let Some(history) = self.memory.history.get(id) {
+            done_elsewhere(endpoint, history, Some(&key));
         }
     }
 }

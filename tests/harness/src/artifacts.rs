@@ -34,6 +34,21 @@ pub fn envoy() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Redis: `REDIS_SERVER`, else what `scripts/setup` found or installed.
+///
+/// # Errors
+/// When there is none.
+pub fn redis() -> Result<PathBuf> {
+    let path = match std::env::var_os("REDIS_SERVER") {
+        Some(path) => PathBuf::from(path),
+        None => root().join(".tools/bin/redis-server"),
+    };
+    if !path.exists() {
+        bail!("no redis-server at {}: run scripts/setup first", path.display());
+    }
+    Ok(path)
+}
+
 /// The filter: `WEIGHBRIDGE_WASM`, else `dist/weighbridge.wasm`.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 //!
 //! - [`envoy`]: the **shipped** configuration, edited structurally (ports, snapshot, xDS address), in a real Envoy.
 //! - [`prober`]: the `weighbridge-prober` binary as a child process, and a client for its REST API.
+//! - [`redis`]: a real Redis on a port of its own.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
@@ -18,6 +19,7 @@ pub mod envoy;
 pub mod load;
 pub mod paced;
 pub mod prober;
+pub mod redis;
 pub mod snapshot;
 pub mod upstream;
 pub mod wait;
@@ -26,5 +28,6 @@ pub mod workload;
 pub use engine_sim;
 pub use envoy::{Envoy, EnvoyOptions};
 pub use prober::ProberProcess;
+pub use redis::RedisServer;
 pub use wait::eventually;
 pub use weighbridge_routing::snapshot::wire;

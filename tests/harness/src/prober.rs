@@ -44,7 +44,37 @@ impl ProberProcess {
     /// As [`Self::start`].
     pub async fn start_file(config: &Path, cwd: &Path, logs: &Path) -> Result<Self> {
         let mut command = Command::new(artifacts::prober()?);
-        command.current_dir(cwd).arg("--config").arg(config).env("NO_COLOR", "1");
+        command.current_dir(cwd).arg("--config").arg(config);
+        Self::start_command(command, logs).await
+    }
+
+    /// Starts the prober where no file can grow beyond so many blocks of 512 bytes, as on a disk that is full; until
+    /// [`Self::make_room`].
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_cramped(config: &str, dir: &Path, blocks: u64) -> Result<Self> {
+        std::fs::write(dir.join("prober.yaml"), config)?;
+        let mut command = Command::new("sh");
+        // Without the signal that ends a process which writes too much, writing fails.
+        command.args(["-c", "trap '' XFSZ; ulimit -S -f \"$1\"; exec \"$0\" --config prober.yaml"]);
+        command.arg(artifacts::prober()?).arg(blocks.to_string()).current_dir(dir);
+        Self::start_command(command, dir).await
+    }
+
+    /// Ends what [`Self::start_cramped`] began.
+    ///
+    /// # Errors
+    /// When the limit cannot be lifted.
+    pub async fn make_room(&self) -> Result<()> {
+        let pid = self.child.pid().to_string();
+        let lifted = Command::new("prlimit").args(["--fsize=unlimited:", "--pid", &pid]).status().await?;
+        ensure!(lifted.success(), "prlimit: {lifted}");
+        Ok(())
+    }
+
+    async fn start_command(mut command: Command, logs: &Path) -> Result<Self> {
+        command.env("NO_COLOR", "1");
         // What an earlier run in this directory wrote must not be taken for this one's.
         for old in ["prober.out", "prober.err"] {
             let _ = std::fs::remove_file(logs.join(old));

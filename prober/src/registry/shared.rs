@@ -1,0 +1,165 @@
+//! What other probers over the same store have changed.
+
+use super::endpoint::{Drain, History, Kept, Measurement, Pin};
+use super::epoch::Epoch;
+use super::versions::Issued;
+use super::{Endpoint, Registry};
+use crate::exchange::averages;
+
+/// One thing that another prober has changed; `None`: removed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    /// An operator's weight.
+    Pin(Option<Pin>),
+    /// An operator's drain.
+    Drain(Option<Drain>),
+    /// What was measured last on an endpoint.
+    Last(Option<Kept>),
+    /// A result; here the key is (node, model, launch arguments).
+    Result(Option<Measurement>),
+    /// The probes of an endpoint.
+    History(Option<History>),
+    /// An engine's life.
+    Epoch(Option<Epoch>),
+    /// An endpoint's moving averages.
+    Averages(Option<averages::Kept>),
+    /// A snapshot's version.
+    Snapshot(Option<Issued>),
+    /// A burst by the prober with this fence.
+    Probing(Option<u64>),
+}
+
+impl Registry {
+    /// Takes in what another prober has changed.
+    pub fn learn(&mut self, key: &str, news: News, now_ms: u64) {
+        let follows = self.burst_by.is_some();
+        let served = self.endpoints.get(key).map(|endpoint| self.served_model(&endpoint.pool).to_owned());
+        let mut endpoint = self.endpoints.get_mut(key);
+        let subject = endpoint.as_ref().zip(served).and_then(|(endpoint, served)| endpoint.key(&served));
+        match news {
+            News::Pin(pin) => {
+                put(&mut self.memory.pins, key, pin.clone());
+                if let Some(endpoint) = endpoint {
+                    endpoint.pin = pin;
+                }
+            }
+            News::Drain(drain) => {
+                put(&mut self.memory.drains, key, drain.clone());
+                if let Some(endpoint) = endpoint {
+                    endpoint.drain = drain;
+                }
+            }
+            News::Result(result) => put(&mut self.memory.results, key, result),
+            News::Last(kept) => {
+                if let (Some(endpoint), Some(kept)) = (&mut endpoint, &kept)
+                    && subject.as_ref().is_none_or(|subject| *subject == kept.key)
+                {
+                    endpoint.keep(Some(kept.clone()));
+                    endpoint.alarm = None;
+                    if follows {
+                        endpoint.registered |= subject.is_some();
+                    } else if !endpoint.registered {
+                        // The store came late: asked again what it is, it may turn out to need no burst.
+                        endpoint.fingerprint = None;
+                    }
+                }
+                put(&mut self.memory.last, key, kept);
+            }
+            News::History(history) => {
+                if let (Some(endpoint), Some(history)) = (&mut endpoint, &history) {
+                    endpoint.history = history.records.clone();
+                    if follows {
+                        done_elsewhere(endpoint, history, subject.as_deref());
+                    }
+                }
+                put(&mut self.memory.history, key, history);
+            }
+            News::Epoch(epoch) => {
+                if let (Some(endpoint), Some(epoch)) = (endpoint, epoch) {
+                    endpoint.epoch = epoch;
+                }
+                put(&mut self.memory.epochs, key, epoch);
+            }
+            News::Averages(kept) => {
+                if let Some(kept) = kept {
+                    self.exchange.hear(key, kept);
+                }
+            }
+            News::Snapshot(issued) => {
+                if let Some(issued) = issued {
+                    self.versions.learn(&issued, now_ms);
+                }
+            }
+            News::Probing(fence) => {
+                put(&mut self.marks, key, fence);
+                let marked = self.is_marked(key);
+                if let Some(endpoint) = self.endpoints.get_mut(key) {
+                    endpoint.probing_elsewhere = marked;
+                }
+            }
+        }
+    }
+
+    /// Another prober bursts now, with this fence; `None`: this one, or nobody. Marks of a prober that is gone end here.
+    pub fn follow(&mut self, fence: Option<u64>) {
+        self.burst_by = fence;
+        let marks = &self.marks;
+        for (id, endpoint) in &mut self.endpoints {
+            endpoint.probing_elsewhere = fence.is_some() && marks.get(id) == fence.as_ref();
+            if let Some(history) = self.memory.history.get(id).filter(|_| fence.is_some()) {
+                let served = self.pools.iter().find(|pool| pool.wire.name == endpoint.pool);
+                let subject = endpoint.key(served.map_or("", |pool| &pool.served_model));
+                done_elsewhere(endpoint, history, subject.as_deref());
+            }
+        }
+    }
+
+    /// Which endpoints other probers burst at.
+    pub fn marked(&self) -> impl Iterator<Item = &str> {
+        let under = self.endpoints.iter().filter(|(_, endpoint)| endpoint.probing_elsewhere);
+        under.map(|(id, _)| id.as_str())
+    }
+
+    /// Whether another prober bursts, so that what it has measured counts however old it is.
+    pub(super) fn follows(&self) -> bool {
+        self.burst_by.is_some()
+    }
+
+    pub(super) fn is_marked(&self, id: &str) -> bool {
+        self.burst_by.is_some() && self.marks.get(id) == self.burst_by.as_ref()
+    }
+
+    /// The probes of an endpoint, for the store.
+    #[must_use]
+    pub fn history(&self, id: &str) -> Option<History> {
+        let endpoint = self.endpoints.get(id)?;
+        let key = endpoint.key(self.served_model(&endpoint.pool));
+        Some(History { key, records: endpoint.history.clone() })
+    }
+
+    /// The number of a snapshot that was given out here since this was last asked, for the store.
+    pub fn take_issued(&mut self) -> Option<Issued> {
+        self.versions.take_untold()
+    }
+}
+
+/// The registration probe is done when the prober that bursts has done it, whatever came of it.
+pub(super) fn done_elsewhere(endpoint: &mut Endpoint, history: &History, subject: Option<&str>) {
+    let Some(last) = history.records.back() else { return };
+    if subject.is_none() || history.key.as_deref() != subject {
+        return;
+    }
+    endpoint.registered = true;
+    endpoint.alarm = last.error.as_ref().map(|why| format!("the last probe failed: {why}"));
+}
+
+fn put<T>(map: &mut std::collections::HashMap<String, T>, key: &str, value: Option<T>) {
+    match value {
+        Some(value) => {
+            map.insert(key.to_owned(), value);
+        }
+        None => {
+            map.remove(key);
+        }
+    }
+}

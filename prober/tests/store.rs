@@ -1,0 +1,403 @@
+//! The store: one suite against the file and against a real Redis, and what only one of them can suffer.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use harness::{RedisServer, eventually};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use weighbridge_prober::store::{Change, Place, RedisUrl, Store, StoreError, Stored, Table};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A store with its task. Stopped, everything is written and the file is free.
+struct Running {
+    store: Store,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Running {
+    async fn open(place: &Place) -> Self {
+        let store = Store::open(place).await.unwrap();
+        let shutdown = CancellationToken::new();
+        let (running, stop) = (store.clone(), shutdown.clone());
+        Running { store, shutdown, task: tokio::spawn(async move { running.run(stop).await }) }
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// As if the process had been killed.
+    fn vanish(self) {
+        self.task.abort();
+    }
+
+    async fn put(&self, table: Table, key: &str, value: &Value) -> Stored {
+        self.store.write(vec![Change::put(table, key, value).unwrap()]).await
+    }
+
+    fn pin(&self, key: &str) -> Option<Value> {
+        self.store.get(Table::Pins, key)
+    }
+
+    async fn sees(&self, key: &str, value: Option<Value>) {
+        eventually(&format!("{key} is {value:?}"), DEADLINE, async || {
+            let found = self.pin(key);
+            ensure!(found == value, "{found:?}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    }
+
+    async fn is_up(&self, up: bool) {
+        eventually(&format!("the store is up: {up}"), DEADLINE, async || {
+            let health = self.store.health();
+            ensure!(health.up == up, "{health:?}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    }
+}
+
+fn redis(server: &RedisServer) -> Place {
+    Place::Redis(RedisUrl::parse(&server.url()).unwrap())
+}
+
+fn file(dir: &Path) -> Place {
+    Place::File(dir.join("s.redb"))
+}
+
+/// What every store does.
+async fn suite(place: Place) {
+    let store = Running::open(&place).await;
+    assert!(store.store.alarms().is_empty(), "{:?}", store.store.alarms());
+    // All or none, and there at once for whoever reads here.
+    let changes = vec![
+        Change::put(Table::Pins, "a", &1).unwrap(),
+        Change::put(Table::Pins, "b b", &json!({"umlaut": "ü \n \u{0}"})).unwrap(),
+        Change::put(Table::Registrations, "gone", &1).unwrap(),
+        Change::put(Table::Results, "unreadable", &"x").unwrap(),
+    ];
+    let place_in_order = store.store.put(changes);
+    assert!(place_in_order > 0);
+    assert_eq!(store.pin("a"), Some(json!(1)));
+    let written = store.store.write(vec![Change::remove(Table::Registrations, "gone")]).await;
+    assert_eq!((written, store.store.waiting()), (Stored::Now, 0));
+    // Thousands of quick changes to few keys: the last ones count.
+    for round in 0..3_000u32 {
+        store.store.put(vec![Change::put(Table::Averages, &format!("e{}", round % 7), &round).unwrap()]);
+    }
+    store.put(Table::Snapshot, "newest", &json!({"version": 7, "content": "0"})).await;
+    for table in Table::ALL {
+        store.put(table, "every table", &json!([table.name()])).await;
+    }
+    store.stop().await;
+
+    let store = Running::open(&place).await;
+    let pins: HashMap<String, Value> = store.store.all(Table::Pins);
+    assert_eq!(pins.len(), 3, "{pins:?}");
+    assert_eq!(pins["b b"]["umlaut"], "ü \n \u{0}");
+    assert_eq!(store.store.get::<Value>(Table::Registrations, "gone"), None);
+    assert!(store.store.all::<u32>(Table::Results).is_empty());
+    let averages: HashMap<String, Value> = store.store.all(Table::Averages);
+    let last: BTreeSet<u64> = averages.values().filter_map(Value::as_u64).collect();
+    assert_eq!(last, (2_993..3_000).collect());
+    for table in Table::ALL.into_iter().filter(|table| !table.between_probers()) {
+        assert_eq!(store.store.get::<Value>(table, "every table"), Some(json!([table.name()])));
+    }
+    assert_eq!(store.store.memory().snapshot.unwrap().version, 7);
+    // Old results go; what an endpoint was last measured with stays.
+    let result = |at_ms: u64| json!({"throughput_tps": 1.5, "measured_at_ms": at_ms});
+    store.put(Table::Results, "old", &result(0)).await;
+    store.put(Table::Results, "young", &result(1)).await;
+    store.put(Table::Last, "e", &json!({"key": "old", "measurement": result(0), "a later version": 1})).await;
+    assert_eq!(store.store.prune(30 * 24 * 3_600 * 1_000 + 1), 1);
+    store.put(Table::Pins, "a", &json!(2)).await;
+    let memory = store.store.memory();
+    assert_eq!(memory.results.keys().collect::<Vec<_>>(), ["young"]);
+    assert_eq!((memory.results["young"].prefill_tps, memory.last.len()), (None, 1));
+    // Alone, it bursts.
+    eventually("the lease is taken", DEADLINE, async || {
+        ensure!(store.store.fence().is_some());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    store.stop().await;
+    let store = Running::open(&place).await;
+    assert_eq!(store.pin("a"), Some(json!(2)));
+    assert_eq!(store.store.memory().results.len(), 1);
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn the_suite_against_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    suite(file(dir.path())).await;
+}
+
+#[tokio::test]
+async fn the_suite_against_redis() {
+    let server = RedisServer::start().await.unwrap();
+    suite(redis(&server)).await;
+}
+
+#[tokio::test]
+async fn the_suite_against_redis_with_a_password_and_another_database() {
+    let server = RedisServer::start_guarded("s3cret").await.unwrap();
+    let url = server.url().replace("/0", "/3");
+    suite(Place::Redis(RedisUrl::parse(&url).unwrap())).await;
+    assert!(server.command("INFO keyspace").await.unwrap().contains("db3:"));
+    let wrong = RedisUrl::parse(&server.url().replace("s3cret", "0ther")).unwrap();
+    let store = Running::open(&Place::Redis(wrong)).await;
+    let alarms = store.store.alarms().join("\n");
+    assert!(alarms.contains("authentication failed") && !alarms.contains("0ther"), "{alarms}");
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_belongs_to_one_process_and_values_from_before_stamps_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let Place::File(path) = file(dir.path()) else { unreachable!() };
+    {
+        let database = redb::Database::create(&path).unwrap();
+        let write = database.begin_write().unwrap();
+        let pins = redb::TableDefinition::<&str, &str>::new("pins");
+        write.open_table(pins).unwrap().insert("a", r#"{"weight": 2.5, "at_ms": 7}"#).unwrap();
+        write.commit().unwrap();
+    }
+    let store = Running::open(&file(dir.path())).await;
+    assert_eq!(store.store.memory().pins["a"].weight.get(), 2.5);
+    assert!(matches!(Store::open(&file(dir.path())).await, Err(StoreError::Open { .. })));
+    store.put(Table::Pins, "a", &json!({"weight": 3.5, "at_ms": 8})).await;
+    store.stop().await;
+    let store = Running::open(&file(dir.path())).await;
+    assert_eq!(store.store.memory().pins["a"].weight.get(), 3.5);
+    store.stop().await;
+    let nowhere = Place::File(PathBuf::from("/no/such/directory/s.redb"));
+    assert!(matches!(Store::open(&nowhere).await, Err(StoreError::Open { .. })));
+}
+
+fn aside(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.contains(".broken-")).collect()
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_put_aside_and_said_so() {
+    // No database at all; one that ends in the middle; one whose pages are overwritten.
+    let damages: [fn(&mut Vec<u8>); 3] = [
+        |bytes| bytes.fill(7),
+        |bytes| bytes.truncate(bytes.len() / 3),
+        |bytes| bytes.iter_mut().skip(4096).for_each(|byte| *byte ^= 0x5A),
+    ];
+    for (nth, damage) in damages.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = file(dir.path());
+        let store = Running::open(&place).await;
+        store.put(Table::Pins, "a", &json!(1)).await;
+        store.stop().await;
+        let path = dir.path().join("s.redb");
+        let mut bytes = std::fs::read(&path).unwrap();
+        damage(&mut bytes);
+        std::fs::write(&path, &bytes).unwrap();
+        let store = Running::open(&place).await;
+        let alarms = store.store.alarms().join("\n");
+        assert!(alarms.contains("stands aside as") && alarms.contains(".broken-"), "damage {nth}: {alarms}");
+        assert_eq!((store.pin("a"), aside(dir.path()).len()), (None, 1), "damage {nth}");
+        assert_eq!(store.put(Table::Pins, "a", &json!(2)).await, Stored::Now, "damage {nth}");
+        store.stop().await;
+        let store = Running::open(&place).await;
+        assert_eq!((store.pin("a"), store.store.alarms()), (Some(json!(2)), Vec::new()), "damage {nth}");
+        store.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn two_probers_share_what_they_write_and_the_later_one_wins() {
+    let server = RedisServer::start().await.unwrap();
+    let place = redis(&server);
+    let (a, b) = (Running::open(&place).await, Running::open(&place).await);
+    let start = Instant::now();
+    a.put(Table::Pins, "k", &json!(1)).await;
+    b.sees("k", Some(json!(1))).await;
+    println!("a change is seen at the other prober after {:?}", start.elapsed());
+    b.put(Table::Pins, "k", &json!(2)).await;
+    a.sees("k", Some(json!(2))).await;
+    a.store.write(vec![Change::remove(Table::Pins, "k")]).await;
+    b.sees("k", None).await;
+    let news = tokio::time::timeout(DEADLINE, b.store.news()).await.unwrap();
+    assert!(news.contains(&(Table::Pins, "k".into())), "{news:?}");
+    // Changed at both while neither hears of the other: both end with the same.
+    for round in 0..50 {
+        let (of_a, of_b) = (json!([round, "a"]), json!([round, "b"]));
+        tokio::join!(a.put(Table::Pins, "both", &of_a), b.put(Table::Pins, "both", &of_b));
+    }
+    eventually("both have the same", DEADLINE, async || {
+        let (a, b) = (a.pin("both"), b.pin("both"));
+        ensure!(a == b, "{a:?} {b:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    a.stop().await;
+    b.stop().await;
+}
+
+/// The one of the two that may burst; never both.
+async fn leader<'a>(a: &'a Running, b: &'a Running) -> &'a Running {
+    let of = eventually("one of two has the lease", DEADLINE, async || {
+        let held = [a.store.fence().is_some(), b.store.fence().is_some()];
+        assert_ne!(held, [true, true]);
+        ensure!(held != [false, false]);
+        Ok(held[0])
+    });
+    if of.await.unwrap() { a } else { b }
+}
+
+#[tokio::test]
+async fn one_has_the_lease_and_what_a_stale_one_measured_is_refused() {
+    let server = RedisServer::start().await.unwrap();
+    let place = redis(&server);
+    let (a, b) = (Running::open(&place).await, Running::open(&place).await);
+    let stale = leader(&a, &b).await.store.fence().unwrap();
+    let a_leads = a.store.fence().is_some();
+    let (first, second) = if a_leads { (a, b) } else { (b, a) };
+    // It vanishes without giving the lease back.
+    first.vanish();
+    let start = Instant::now();
+    let fence = eventually("the other takes over", DEADLINE, async || {
+        second.store.fence().ok_or_else(|| anyhow::anyhow!("{:?}", second.store.lease().borrow()))
+    });
+    let fence = fence.await.unwrap();
+    println!("taken over {:?} after the holder vanished", start.elapsed());
+    assert!(fence > stale, "{fence} {stale}");
+    second.put(Table::Last, "e", &json!("by the second")).await;
+    // The first was only stopped for a while, and writes what it measured.
+    let late = Running::open(&place).await;
+    let change = |value: &str, fence| Change::put(Table::Last, "e", &value).unwrap().fenced(fence);
+    late.store.write(vec![change("by the first, too late", stale)]).await;
+    eventually("the refused value is gone again", DEADLINE, async || {
+        let found: Option<String> = late.store.get(Table::Last, "e");
+        ensure!(found.as_deref() == Some("by the second"), "{found:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    // The holder's own is stored.
+    second.store.write(vec![change("again by the second", fence)]).await;
+    eventually("it is seen", DEADLINE, async || {
+        let found: Option<String> = late.store.get(Table::Last, "e");
+        ensure!(found.as_deref() == Some("again by the second"), "{found:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    // Given back at a stop, it is free at once.
+    second.stop().await;
+    eventually("the last one takes it", DEADLINE, async || {
+        ensure!(late.store.fence().is_some());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    late.stop().await;
+}
+
+/// Kills Redis under two probers, changes things, and starts it again.
+async fn outage(mut server: RedisServer) -> Result<()> {
+    let place = redis(&server);
+    let (a, b) = (Running::open(&place).await, Running::open(&place).await);
+    a.put(Table::Pins, "before", &json!(1)).await;
+    b.sees("before", Some(json!(1))).await;
+    server.kill().await?;
+    assert_eq!(a.put(Table::Pins, "during", &json!(2)).await, Stored::Later);
+    a.is_up(false).await;
+    b.is_up(false).await;
+    // Newer at B; the newest of each key, in order.
+    for value in 3..10 {
+        assert_eq!(b.put(Table::Pins, "during", &json!(value)).await, Stored::Later);
+    }
+    a.store.write(vec![Change::remove(Table::Pins, "before")]).await;
+    let alarm = a.store.alarms().join("\n");
+    assert!(alarm.contains("wait to be stored") && a.store.waiting() >= 2, "{alarm}");
+    server.restart().await?;
+    let start = Instant::now();
+    for prober in [&a, &b] {
+        prober.is_up(true).await;
+        prober.sees("during", Some(json!(9))).await;
+        prober.sees("before", None).await;
+    }
+    println!("everything stored and agreed upon {:?} after Redis was back", start.elapsed());
+    assert!(a.store.alarms().is_empty() && a.store.waiting() == 0);
+    let fresh = Running::open(&place).await;
+    assert_eq!((fresh.pin("during"), fresh.pin("before")), (Some(json!(9)), None));
+    for prober in [a, b, fresh] {
+        prober.stop().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_changed_while_redis_is_gone_is_stored_when_it_is_back() {
+    outage(RedisServer::start().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_redis_that_has_lost_everything_gets_it_again() {
+    outage(RedisServer::start_forgetful().await.unwrap()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_redis_that_is_emptied_under_our_feet_is_filled_again() {
+    let server = RedisServer::start().await.unwrap();
+    let (a, b) = (Running::open(&redis(&server)).await, Running::open(&redis(&server)).await);
+    a.put(Table::Pins, "k", &json!(1)).await;
+    b.sees("k", Some(json!(1))).await;
+    server.command("FLUSHALL").await.unwrap();
+    eventually("it is there again", DEADLINE, async || {
+        let found = server.command("HGET weighbridge:1:pins k").await?;
+        ensure!(found.ends_with(" 1\r\n+OK\r\n"), "{found}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    // And both go on hearing of each other.
+    b.put(Table::Pins, "k", &json!(2)).await;
+    a.sees("k", Some(json!(2))).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test]
+async fn started_without_redis_it_loads_when_redis_comes() {
+    let mut server = RedisServer::start().await.unwrap();
+    let place = redis(&server);
+    let store = Running::open(&place).await;
+    store.put(Table::Pins, "theirs", &json!(1)).await;
+    store.put(Table::Pins, "both", &json!("old")).await;
+    store.stop().await;
+    server.kill().await.unwrap();
+    let store = Running::open(&place).await;
+    let alarm = store.store.alarms().join("\n");
+    assert!(alarm.contains("not known yet") && alarm.contains(&server.address().to_string()), "{alarm}");
+    assert!(store.store.fence().is_none());
+    assert_eq!(store.put(Table::Pins, "both", &json!("changed meanwhile")).await, Stored::Later);
+    server.restart().await.unwrap();
+    store.sees("theirs", Some(json!(1))).await;
+    store.is_up(true).await;
+    assert_eq!(store.pin("both"), Some(json!("changed meanwhile")));
+    let news = tokio::time::timeout(DEADLINE, store.store.news()).await.unwrap();
+    assert!(news.contains(&(Table::Pins, "theirs".into())) && !news.contains(&(Table::Pins, "both".into())));
+    store.stop().await;
+    let store = Running::open(&place).await;
+    assert_eq!(store.pin("both"), Some(json!("changed meanwhile")));
+    store.stop().await;
+}
