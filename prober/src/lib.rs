@@ -158,11 +158,13 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
         follow::run(following, stop).await;
         Ok(())
     });
-    let (reporting, stop) = (Arc::clone(&service), shutdown.clone());
-    tasks.spawn(async move {
-        peers::run(reporting, stop).await;
-        Ok(())
-    });
+    if service.store.is_shared() {
+        let (reporting, stop) = (Arc::clone(&service), shutdown.clone());
+        tasks.spawn(async move {
+            peers::run(reporting, stop).await;
+            Ok(())
+        });
+    }
     let (members, stop) = (Arc::clone(&service), shutdown.clone());
     tasks.spawn(async move {
         members::run(members, stop).await;

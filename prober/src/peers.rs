@@ -65,9 +65,6 @@ impl Peers {
 
 /// Reports until `shutdown`.
 pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
-    if !service.store.is_shared() {
-        return;
-    }
     while !shutdown.is_cancelled() {
         let changed = service.wake.notified();
         let report = report(&service);
