@@ -286,7 +286,11 @@ fn what_another_prober_measures_counts_here() {
         here.learn(id, News::Last(endpoint.kept.clone()), 3);
         here.learn(id, News::History(there.history(id)), 3);
         assert!(here.get(id).unwrap().registered);
-        assert_eq!((seen(&here, id), &here.get(id).unwrap().history), (seen(&there, id), &endpoint.history));
+        assert_eq!(here.get(id).unwrap().history, endpoint.history);
+    }
+    // A weight depends on all that have been measured.
+    for id in ["a", "b"] {
+        assert_eq!(seen(&here, id), seen(&there, id));
     }
     here.learn("a", News::Probing(Some(7)), 3);
     assert_eq!((seen(&here, "a").2, here.marked().collect::<Vec<_>>()), (State::Probing, vec!["a"]));

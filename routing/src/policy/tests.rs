@@ -73,10 +73,11 @@ fn c8_a_busy_endpoint_with_an_empty_cache_gets_nothing() {
 #[test]
 fn c5_load_from_elsewhere_counts() {
     let loads = [Load { elsewhere: 5, ..busy(1) }, busy(3)];
+    let signals = [Signals { outside: 5, ..Signals::default() }, Signals::default()];
     for name in ["p2c", "score", "least_pending_tokens", "least_request"] {
         let loads = loads.map(|load| Load { pending_tokens: 100 * load.in_flight, ..load });
         let ask = Ask { prompt_tokens: 100, output_tokens: 128, ..Ask::default() };
-        let view = View { loads: &loads, ..View::default() };
+        let view = View { loads: &loads, signals: &signals, ..View::default() };
         let pick = decide(&pool(name, &[1.0, 1.0]), view, &ask, &mut Nobody, &mut SplitMix64::seeded(1)).unwrap();
         assert_eq!(pick.chosen(), 1, "{name}");
     }

@@ -106,6 +106,10 @@ fn fresh(path: &Path, sources: &[&str], command: &str) -> Result<PathBuf> {
 fn newer_than(directory: &Path, built: SystemTime) -> Result<Option<PathBuf>> {
     for entry in std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let entry = entry?;
+        // Tests are not in what is built.
+        if ["tests", "tests.rs"].contains(&entry.file_name().to_string_lossy().as_ref()) {
+            continue;
+        }
         if entry.file_type()?.is_dir() {
             if let Some(newer) = newer_than(&entry.path(), built)? {
                 return Ok(Some(newer));

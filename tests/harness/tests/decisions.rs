@@ -70,7 +70,7 @@ async fn a_slow_request_is_found_and_explained() {
     assert!(record["result"]["ttft_ms"].as_u64().is_some_and(|ms| ms >= 2_000), "{record}");
     assert!(record["time_ms"].as_u64().is_some_and(|ms| ms > 1_600_000_000_000), "{record}");
     // The id that the access log has finds it, and only it.
-    let id = record["request_id"].as_str().unwrap();
+    let id = record["request_id"].as_str().unwrap_or_else(|| panic!("no request_id: {record}"));
     assert_eq!(found(&prober, &format!("request_id={id}"), 1).await["decisions"][0], *record);
     found(&prober, &format!("endpoint={}&slow_ms=2000", slow.endpoint()), 1).await;
     found(&prober, "pool=m&request_id=nobody", 0).await;

@@ -283,7 +283,9 @@ async fn redis_goes_and_comes_back_and_nothing_is_lost() {
     .unwrap();
     applied(&b).await;
     decided_with(&e, "x", 3.0).await;
-    assert_eq!(b.get("/v1/snapshot").await.unwrap()["version"], told["version"]);
+    // Averages may have brought a newer one meanwhile.
+    let version = |snapshot: &Value| snapshot["version"].as_u64().unwrap();
+    assert!(version(&b.get("/v1/snapshot").await.unwrap()) >= version(&told));
 
     // Everything restarts; nobody is measured again, and the password stands nowhere.
     let measured = (generated(&x), generated(&y));

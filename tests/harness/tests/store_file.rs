@@ -29,7 +29,7 @@ async fn a_full_disk_is_an_alarm_and_what_waits_is_stored_when_there_is_room() {
     let config = json!({
         "api": {"listen": "127.0.0.1:0"}, "xds": {"listen": "127.0.0.1:0"}, "store": {"path": "s.redb"},
         // Nobody is there.
-        "health": {"interval": "60s"}, "signals": {"interval": "60s"},
+        "health": {"interval": "60s"}, "signals": {"interval": "10s"},
         "pools": [{"name": "m", "models": ["m"]}],
     })
     .to_string();
