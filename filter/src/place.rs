@@ -180,12 +180,12 @@ impl Wanted {
     }
 
     fn refuse(&self, pool: &Pool, ask: &Ask, refused: &Refused) -> Refusal {
-        record(Decision::refused(pool, self.snapshot.version, ask, refused), 0);
+        let record = record(Decision::refused(pool, self.snapshot.version, ask, refused), 0);
         let mut error = ApiError::refused(refused.refusal, &pool.name, ask, self.shape);
         if matches!(refused.refusal, Why::AtCap | Why::QueueFull) {
             error.retry_after_s = Some(refused.retry_after_s);
         }
-        Refusal::new(error, &pool.name, refused.refusal.as_str())
+        Refusal::new(error, &pool.name, refused.refusal.as_str()).explained(record, self.explain)
     }
 }
 
@@ -196,13 +196,14 @@ struct Trial {
     verdict: Verdict,
 }
 
-/// Writes down that a request goes no further, `waited_ms` after it came.
-pub(crate) fn record(decision: Decision<'_>, waited_ms: u64) {
+/// Writes down that a request goes no further, `waited_ms` after it came. Returns the record.
+pub(crate) fn record(decision: Decision<'_>, waited_ms: u64) -> String {
     let time_ms = vm::with(|vm| vm.unix_ms(host::now_ms().saturating_sub(waited_ms)));
     let signals = vm::with(|vm| vm.exchange.word());
     let record = Decision { time_ms, signals, ..decision }.to_json();
     let _ = host::set_property(DECISION_STATE, &record);
     vm::with(|vm| vm.tell(&record, Went { troubled: true, total_ms: waited_ms }));
+    record
 }
 
 /// Sends a request that has its endpoint on its way, whether it waited or not.

@@ -11,13 +11,13 @@ use weighbridge_routing::prefix::index::Search;
 use weighbridge_routing::response::{Facts, Kind, Watcher};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
+use crate::answer::DECISION_HEADER;
 use crate::host::{self, Buffer, Headers};
 use crate::records::Went;
 use crate::steer::steer;
 use crate::vm;
 
 const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
-const DECISION_HEADER: &str = "x-weighbridge-decision";
 /// The most that one request can have put into a KV cache.
 const MOST_ADDED_TOKENS: u64 = 1 << 22;
 /// The reason of a request that another pool's endpoints would have refused.
@@ -97,7 +97,7 @@ impl Placed {
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
             vm::with(|vm| {
                 vm.stats.placed(&pool.name, &endpoint.id, endpoint.key, self.reason());
-                vm.count_policies(pool, &self.admitted.pick);
+                vm.count_policies(pool, &self.admitted.pick, self.queued.is_some());
             });
         }
     }
@@ -331,12 +331,19 @@ impl Placed {
     fn served(&self, outcome: Outcome, facts: &Facts, now_ms: u64) -> Option<Served> {
         match outcome {
             Outcome::Failure => Some(Served { error: true, ..Served::default() }),
-            Outcome::Success if self.is_success() && self.known.generates => Some(Served {
-                error: false,
-                ttft_ms: self.ttft_ms.filter(|_| self.known.stream),
-                e2e_ms: Some(now_ms.saturating_sub(self.known.started_ms)),
-                tokens: facts.completion_tokens,
-            }),
+            // How long it took says something of the endpoint that answered only where no other was tried before, and
+            // only from when it was given the request.
+            Outcome::Success if self.is_success() && self.known.generates && self.at == self.admitted.pick.chosen() => {
+                let waited_ms = self.admitted.waited.map_or(0, |waited| waited.total_ms);
+                let since_ms = self.known.started_ms.saturating_add(waited_ms);
+                Some(Served {
+                    error: false,
+                    ttft_ms: self.ttft_ms.filter(|_| self.known.stream).map(|ms| ms.saturating_sub(waited_ms)),
+                    e2e_ms: Some(now_ms.saturating_sub(since_ms)),
+                    tokens: facts.completion_tokens,
+                })
+            }
+            Outcome::Success if self.is_success() => Some(Served::default()),
             Outcome::Success | Outcome::Neutral => None,
         }
     }

@@ -7,6 +7,7 @@ use weighbridge_routing::request::{RequestError, Shape, Style};
 use weighbridge_routing::snapshot::Snapshot;
 
 use crate::abi::Action;
+use crate::answer::Refusal;
 use crate::host::{self, Headers};
 use crate::place::{Becomes, DECISION_STATE, Wanted};
 use crate::placed::Placed;
@@ -51,20 +52,21 @@ impl Stream {
     }
 
     /// Answers from here and forgets about the request.
-    fn answer(&mut self, error: &ApiError, details: &str) -> Action {
+    fn answer(&mut self, error: &ApiError, decision: Option<&str>, details: &str) -> Action {
         self.phase = Phase::Passing;
-        answer::send(error, self.style, details);
+        answer::send(error, decision, self.style, details);
         Action::Pause
     }
 
-    fn refuse(&mut self, error: &ApiError, pool: &str, reason: &'static str) -> Action {
+    fn refuse(&mut self, refusal: &Refusal) -> Action {
+        let Refusal { error, pool, reason, decision } = refusal;
         vm::with(|vm| vm.stats.refused(pool, reason));
-        self.answer(error, &format!("weighbridge_{reason}"))
+        self.answer(error, decision.as_deref(), &format!("weighbridge_{reason}"))
     }
 
     fn refuse_unreadable(&mut self, error: &RequestError) -> Action {
         let reason = if matches!(error, RequestError::TooLarge(_)) { "too_large" } else { "invalid_request" };
-        self.refuse(&ApiError::unreadable(error), "none", reason)
+        self.refuse(&Refusal::new(ApiError::unreadable(error), "none", reason))
     }
 
     fn list_models(&mut self, snapshot: &Snapshot) -> Action {
@@ -79,7 +81,9 @@ impl Stream {
     fn read(&mut self, body_size: usize, complete: bool) -> Action {
         let Phase::Reading(reading) = &mut self.phase else { return Action::Continue };
         match reading.read(body_size, complete) {
-            Err(Unreadable::TooLarge(limit)) => self.refuse(&ApiError::too_large(limit), "none", "too_large"),
+            Err(Unreadable::TooLarge(limit)) => {
+                self.refuse(&Refusal::new(ApiError::too_large(limit), "none", "too_large"))
+            }
             Err(Unreadable::Request(error)) => self.refuse_unreadable(&error),
             Ok(()) if complete => self.place(body_size),
             Ok(()) => Action::Pause,
@@ -104,7 +108,7 @@ impl Stream {
                 root::hurry(self.id);
                 Action::Pause
             }
-            Err(refusal) => self.refuse(&refusal.error, &refusal.pool, refusal.reason),
+            Err(refusal) => self.refuse(&refusal),
         }
     }
 
@@ -126,7 +130,7 @@ impl Stream {
             }
             Turn::Waits(waiting) => self.phase = Phase::Waiting(waiting),
             Turn::Refused(refusal) => {
-                self.refuse(&refusal.error, &refusal.pool, refusal.reason);
+                self.refuse(&refusal);
             }
         }
     }
@@ -157,7 +161,7 @@ impl Stream {
             _ => host::header(Headers::Request, ":method").unwrap_or_default(),
         };
         let Some(snapshot) = vm::with(|vm| vm.snapshot()) else {
-            return self.answer(&ApiError::not_configured(), "weighbridge_not_configured");
+            return self.answer(&ApiError::not_configured(), None, "weighbridge_not_configured");
         };
         match (shape, method.as_slice()) {
             (None, b"GET" | b"HEAD") => self.list_models(&snapshot),
@@ -169,7 +173,7 @@ impl Stream {
             }
             (Some(_), method) if method != b"OPTIONS" => {
                 let (method, path) = (String::from_utf8_lossy(method), String::from_utf8_lossy(path));
-                self.answer(&ApiError::method_not_allowed(&method, &path), "weighbridge_method_not_allowed")
+                self.answer(&ApiError::method_not_allowed(&method, &path), None, "weighbridge_method_not_allowed")
             }
             _ => {
                 host::remove_header(Headers::Request, CLUSTER_HEADER);
@@ -225,9 +229,7 @@ impl Stream {
                 }
             }
             // Its client has left.
-            Phase::Waiting(waiting) => {
-                waiting.leave();
-            }
+            Phase::Waiting(waiting) => waiting.client_left(),
             Phase::Reading(_) | Phase::Passing => {}
         }
     }

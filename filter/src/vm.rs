@@ -275,8 +275,12 @@ impl Vm {
         self.changed(pool, change)
     }
 
-    /// Counts what policies beside the pool's own had to do with a request that was given to an endpoint.
-    pub(crate) fn count_policies(&mut self, pool: &Pool, pick: &Pick) {
+    /// Counts what policies beside the pool's own had to do with a request that was given to an endpoint; nothing where it
+    /// waited, since no policy chose the slot that came free.
+    pub(crate) fn count_policies(&mut self, pool: &Pool, pick: &Pick, waited: bool) {
+        if waited {
+            return;
+        }
         if pool.canary.is_some() {
             self.stats.canary(&pool.name, pick.canary);
         }

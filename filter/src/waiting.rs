@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use weighbridge_routing::api_error::ApiError;
-use weighbridge_routing::decision::Decision;
+use weighbridge_routing::decision::{Decision, QueueRecord};
 use weighbridge_routing::live::{Claim, Left, Queued, Standing};
 use weighbridge_routing::prefix::index::Search;
 use weighbridge_routing::request::Shape;
@@ -60,8 +60,8 @@ impl Waiting {
 
     /// Comes for its slot.
     pub(crate) fn claim(mut self: Box<Self>) -> Turn {
-        if let Err(gone) = self.follow_snapshot() {
-            return Turn::Refused(gone);
+        if !self.follow_snapshot() {
+            return self.pool_gone();
         }
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return Turn::Waits(self) };
         let ticket = self.queued.ticket;
@@ -83,8 +83,7 @@ impl Waiting {
             }
             Claim::Unknown => {
                 // Its VM has forgotten it: that cannot be, and must not leave a request paused for ever.
-                vm::with(|vm| vm.unseat(&pool.name, ticket));
-                Turn::Refused(Refusal::new(ApiError::pool_gone(&pool.name), &pool.name, "no_endpoint"))
+                self.pool_gone()
             }
         }
     }
@@ -95,10 +94,8 @@ impl Waiting {
             Standing::Waiting | Standing::Lost => Turn::Waits(self),
             Standing::Granted => self.claim(),
             Standing::Expired => {
-                let waited_ms = host::now_ms().saturating_sub(self.known.started_ms);
                 let left = self.leave();
-                let pool = self.pool_name();
-                let error = ApiError::queue_timeout(pool, waited_ms, left.retry_after_s);
+                let error = ApiError::queue_timeout(self.pool_name(), self.waited_ms(), left.retry_after_s);
                 self.refuse(error, "queue_timeout")
             }
             Standing::Hopeless(refusal) => {
@@ -116,6 +113,13 @@ impl Waiting {
         self.refuse(error, "no_endpoint")
     }
 
+    /// Its client has gone.
+    pub(crate) fn client_left(&self) {
+        self.leave();
+        self.record("client_left");
+        vm::with(|vm| vm.stats.refused(self.pool_name(), "client_left"));
+    }
+
     /// Gives up its place, and the slot that it may have been given: that goes to the next.
     pub(crate) fn leave(&self) -> Left {
         let Some(pool) = self.pool() else { return Left { had_slot: false, retry_after_s: 1 } };
@@ -129,32 +133,45 @@ impl Waiting {
         self.pool().map_or("none", |pool| &pool.name)
     }
 
-    /// The snapshot may have changed since it came: caps, endpoints and their places.
-    #[allow(clippy::result_large_err, reason = "a refusal is answered at once, by the caller")]
-    fn follow_snapshot(&mut self) -> Result<(), Refusal> {
+    fn waited_ms(&self) -> u64 {
+        host::now_ms().saturating_sub(self.known.started_ms)
+    }
+
+    /// The snapshot may have changed since it came: caps, endpoints and their places. `false` when its pool has gone.
+    fn follow_snapshot(&mut self) -> bool {
         let Some(now) = vm::with(|vm| vm.snapshot()).filter(|now| !Rc::ptr_eq(now, &self.snapshot)) else {
-            return Ok(());
+            return true;
         };
-        let Some(place) = now.pools.iter().position(|pool| pool.name == self.pool_name()) else {
-            self.leave();
-            let pool = self.pool_name();
-            return Err(Refusal::new(ApiError::pool_gone(pool), pool, "no_endpoint"));
-        };
+        let Some(place) = now.pools.iter().position(|pool| pool.name == self.pool_name()) else { return false };
         if let Some(pool) = now.pools.get(place) {
             let (prefixes, home) = std::mem::take(&mut self.search).into_prompt();
             self.search = vm::with(|vm| vm.search(pool, prefixes, home, host::now_ms()));
         }
         self.pool = place;
         self.snapshot = now;
-        Ok(())
+        true
     }
 
     fn refuse(&self, error: ApiError, reason: &'static str) -> Turn {
-        if let Some(pool) = self.pool() {
-            let mut decision = Decision::refused(pool, self.snapshot.version, &self.known.ask, &self.queued.refused);
-            decision.reason = reason;
-            record(decision, host::now_ms().saturating_sub(self.known.started_ms));
-        }
-        Turn::Refused(Refusal::new(error, self.pool_name(), reason))
+        let refusal = Refusal::new(error, self.pool_name(), reason);
+        let record = self.record(reason);
+        Turn::Refused(match record {
+            Some(record) => refusal.explained(record, self.known.explain),
+            None => refusal,
+        })
+    }
+
+    /// Writes down that it has waited in vain, and why.
+    fn record(&self, reason: &'static str) -> Option<String> {
+        let pool = self.pool()?;
+        let wait_ms = self.waited_ms();
+        let Queued { ticket, position, .. } = self.queued;
+        let decision = Decision {
+            reason,
+            queue: Some(QueueRecord { ticket, position: position as u64, wait_ms }),
+            spilled_from: self.known.spilled_from.as_deref(),
+            ..Decision::refused(pool, self.snapshot.version, &self.known.ask, &self.queued.refused)
+        };
+        Some(record(decision, wait_ms))
     }
 }

@@ -15,7 +15,7 @@ pub mod sample;
 
 use crate::eligibility::{Ask, Exclusion, Load, Survey};
 use crate::live::{Admitted, row::Refused};
-use crate::route::{EXPLAINED, Pick};
+use crate::route::{EXPLAINED, Pick, Weighed};
 use crate::snapshot::Pool;
 use json::Json;
 
@@ -132,10 +132,8 @@ pub struct PrefixRecord<'a> {
     pub matched_tokens: u64,
     /// Tokens of the longest known prefix, where that is longer but no endpoint that holds it could take the request; else 0.
     pub out_of_reach_tokens: u64,
-    /// Of these, tokens that the freest endpoint does not have.
-    pub missing_tokens: u64,
-    /// How much fuller than the freest a holder could be, in requests per weight.
-    pub allowance: f64,
+    /// What staying was worth; absent where that was not weighed, because the request waited and took what came free.
+    pub weighed: Option<Weighed>,
 }
 
 /// How a request waited for a slot.
@@ -225,8 +223,7 @@ impl<'a> Decision<'a> {
             holders: holders.iter().filter_map(name).collect(),
             matched_tokens: affinity.matched_tokens,
             out_of_reach_tokens: affinity.out_of_reach_tokens,
-            missing_tokens: affinity.missing_tokens,
-            allowance: hundredths(affinity.allowance),
+            weighed: affinity.weighed,
         });
         let shadow = if pick.canary {
             let (policy, picked) = (pick.policy, name(&pick.chosen()));
@@ -439,8 +436,10 @@ impl PrefixRecord<'_> {
         if self.out_of_reach_tokens > 0 {
             json.number("out_of_reach_tokens", self.out_of_reach_tokens);
         }
-        json.number("missing_tokens", self.missing_tokens);
-        json.hundredths("allowance", self.allowance);
+        if let Some(Weighed { missing_tokens, allowance }) = self.weighed {
+            json.number("missing_tokens", missing_tokens);
+            json.hundredths("allowance", allowance);
+        }
         json.close('}');
     }
 }

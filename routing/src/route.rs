@@ -159,6 +159,13 @@ pub struct Affinity {
     pub matched_tokens: u64,
     /// Tokens of the longest known prefix, where that is longer: held by endpoints none of which is eligible.
     pub out_of_reach_tokens: u64,
+    /// What staying was worth; absent where that was not weighed, because the request waited and took what came free.
+    pub weighed: Option<Weighed>,
+}
+
+/// What staying with a holder was worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weighed {
     /// Of the matched, tokens that the freest endpoint does not have.
     pub missing_tokens: u64,
     /// How much fuller than the freest a holder could be, in requests per weight.
@@ -349,8 +356,7 @@ pub fn granted(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders
         holders: holders.to_vec(),
         matched_tokens,
         out_of_reach_tokens: 0,
-        missing_tokens: 0,
-        allowance: 0.0,
+        weighed: None,
     });
     let holds = affinity.as_ref().is_some_and(|affinity| affinity.holders.contains(&chosen));
     let reason = if holds { Reason::Holder } else { Reason::Granted };
@@ -434,8 +440,8 @@ fn stay(
     };
     let allowance = allowed(missing_tokens);
     let preferred = holder.filter(|holder| fits(holder, allowance));
-    let weighed = Affinity { holders, matched_tokens, out_of_reach_tokens, missing_tokens, allowance };
-    Some(Stay { preferred, weighed: Some(weighed) })
+    let weighed = Some(Weighed { missing_tokens, allowance });
+    Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, out_of_reach_tokens, weighed }) })
 }
 
 /// The chosen one and the cheapest of the rest.

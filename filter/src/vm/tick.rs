@@ -6,7 +6,6 @@ use weighbridge_routing::admission::expected_wait_ms;
 use weighbridge_routing::learnt;
 use weighbridge_routing::live::beats::{Beat, Beats, LEASE_MS};
 use weighbridge_routing::live::{Look, SharedValue, StoreError};
-use weighbridge_routing::snapshot::State;
 
 use super::{BEATS, PoolState, Vm, pool_state};
 use crate::host::{self, Shared};
@@ -65,9 +64,9 @@ impl Vm {
             if leads {
                 beats.forget_dead(now_ms);
             }
-            self.leads_until_ms = if leads { now_ms.saturating_add(LEASE_MS) } else { 0 };
             match value.store(&beats.encode(), token) {
                 Ok(()) => {
+                    self.leads_until_ms = if leads { now_ms.saturating_add(LEASE_MS) } else { 0 };
                     if beat == Beat::New {
                         self.rewrite_rows();
                     }
@@ -77,6 +76,7 @@ impl Vm {
                 Err(StoreError::Failed) => break,
             }
         }
+        self.leads_until_ms = 0;
         None
     }
 
@@ -106,15 +106,12 @@ impl Vm {
             let held = pool_state(&mut self.pools, self.id, &pool.name);
             let change = held.row.sweep(&mut Shared(&held.live_key), pool, |id| !beats.is_alive(id, now_ms), now_ms);
             let swept = self.changed(pool, change);
-            let mut free = 0;
             for (endpoint, in_flight) in pool.endpoints.iter().zip(swept.in_flight) {
                 let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
                 self.stats.gauge(&name, in_flight.into());
                 published.insert(name);
-                if endpoint.state == State::Ready {
-                    free += u64::from(endpoint.cap.saturating_sub(in_flight));
-                }
             }
+            let free = swept.free;
             let expected_ms = expected_wait_ms(free, swept.waiting, swept.releases_per_s, pool.admission.max_wait_ms);
             for (family, value) in [
                 ("weighbridge_queue_depth", swept.waiting as u64),

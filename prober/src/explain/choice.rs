@@ -134,13 +134,17 @@ pub(super) fn why(record: &Record) -> Vec<String> {
 fn affinity(record: &Record) -> Option<String> {
     let prefix = record.prefix.as_ref()?;
     let holders: Vec<_> = prefix.holders.iter().map(|id| plain(id)).collect();
-    let (matched, missing) = (counted(prefix.matched_tokens, "token"), counted(prefix.missing_tokens, "token"));
-    let held = format!("{} held {matched} of the prompt", list(&holders));
-    let worth = match prefix.missing_tokens == prefix.matched_tokens {
-        true => format!("that was worth up to {} more per weight than the freest endpoint", tenths(prefix.allowance)),
+    let held = format!("{} held {} of the prompt", list(&holders), counted(prefix.matched_tokens, "token"));
+    // A request that waited takes what comes free.
+    let (Some(missing), Some(allowance)) = (prefix.missing_tokens, prefix.allowance) else {
+        return Some(format!("{held}."));
+    };
+    let allowance = tenths(allowance);
+    let worth = match missing == prefix.matched_tokens {
+        true => format!("that was worth up to {allowance} more per weight than the freest endpoint"),
         false => format!(
-            "the freest endpoint lacked {missing} of these, which was worth up to {} more per weight than it",
-            tenths(prefix.allowance)
+            "the freest endpoint lacked {} of these, which was worth up to {allowance} more per weight than it",
+            counted(missing, "token")
         ),
     };
     let picked = record.picked.as_ref().filter(|picked| prefix.holders.contains(picked));
@@ -163,6 +167,7 @@ fn refusal(record: &Record) -> Vec<String> {
         "queue_timeout" => {
             "It was refused with 429: it waited for a slot as long as it was allowed to, and none came free.".to_owned()
         }
+        "client_left" => "It got no answer: while it waited for a slot, its client closed the connection.".to_owned(),
         "no_endpoint" => "It was refused with 503: no endpoint of the pool could serve it.".to_owned(),
         "too_long" => {
             "It was refused with 400: the context window of no endpoint can hold prompt and answer.".to_owned()

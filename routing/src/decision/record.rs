@@ -130,10 +130,12 @@ pub struct Prefix {
     /// Tokens of the longest known prefix, where no endpoint that holds it could take the request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub out_of_reach_tokens: u64,
-    /// Of these, tokens that the freest endpoint does not have.
-    pub missing_tokens: u64,
-    /// How much fuller than the freest a holder could be, in requests per weight.
-    pub allowance: f64,
+    /// Of these, tokens that the freest endpoint does not have; absent where that was not weighed, because the request waited.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub missing_tokens: Option<u64>,
+    /// How much fuller than the freest a holder could be, in requests per weight; absent likewise.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub allowance: Option<f64>,
 }
 
 /// How a request waited.

@@ -54,8 +54,7 @@ fn full() -> Decision<'static> {
         holders: vec!["a"],
         matched_tokens: 8_000,
         out_of_reach_tokens: 9_000,
-        missing_tokens: 0,
-        allowance: 7.6,
+        weighed: Some(Weighed { missing_tokens: 0, allowance: 7.6 }),
     });
     full.queue = Some(QueueRecord { ticket: 90, position: 3, wait_ms: 1_200 });
     full.spilled_from = Some("other");
@@ -177,8 +176,7 @@ fn admitted(pool: &Pool, chosen: usize, drawn: Vec<usize>, holders: Vec<usize>) 
         holders,
         matched_tokens: u64::MAX,
         out_of_reach_tokens: 0,
-        missing_tokens: u64::MAX,
-        allowance: 1e9,
+        weighed: Some(Weighed { missing_tokens: u64::MAX, allowance: 1e9 }),
     };
     let survey = survey(pool, &[], &Ask::default(), |_| 0, 0);
     let hosts = [chosen, chosen + 1, chosen];

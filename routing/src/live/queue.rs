@@ -6,7 +6,7 @@
 //!
 //! **Rounds** share the slots among fairness keys (start-time fair queueing; Goyal, Vin and Cheng, 1996): a request's
 //! round is that of the head of its priority, or one more than the last round of its own key, whichever is higher.
-//! Requests without a key take the round of the head.
+//! Requests without a key share one; where no fairness is asked for, all take the round of the head.
 //!
 //! **Dispatch.** Waiters are served in order. One for whom several endpoints are free goes to the least loaded for its
 //! weight, or stays with the holder of its prefix if that one is not fuller than the
@@ -27,7 +27,7 @@ use super::waiter::{self, Grant, Waiter};
 use super::{WORTH_TELLING_TOKENS, Woken};
 use crate::affinity::allowance;
 use crate::eligibility::{Exclusion, Load, Survey, survey};
-use crate::snapshot::{Endpoint, EndpointKey, Pool, State};
+use crate::snapshot::{Endpoint, EndpointKey, Fairness, Pool, State};
 
 /// Waiters that a free endpoint looks at.
 pub const LOOK: usize = 8;
@@ -106,14 +106,28 @@ impl<'a> Board<'a> {
         survey(self.pool, &self.loads, &waiter.ask(), held, now_ms)
     }
 
-    fn open(&self) -> impl Iterator<Item = (&Endpoint, &Load)> {
+    fn ready(&self) -> impl Iterator<Item = (&Endpoint, &Load)> {
         let all = self.pool.endpoints.iter().zip(&self.loads);
-        all.filter(|(endpoint, load)| endpoint.state == State::Ready && load.total() < endpoint.cap)
+        all.filter(|(endpoint, _)| endpoint.state == State::Ready)
     }
 
-    /// What the open endpoints have room for; `None` when none is open.
-    fn room(&self) -> Option<Room> {
+    /// Slots that are free where nobody is ejected.
+    pub(super) fn free(&self, now_ms: u64) -> u64 {
+        let sound = self.ready().filter(|(_, load)| now_ms >= load.passive.ejected_until_ms);
+        sound.map(|(endpoint, load)| u64::from(endpoint.cap.saturating_sub(load.total()))).sum()
+    }
+
+    /// What the open endpoints have room for; `None` when none is open. One that is ejected is open only while everybody
+    /// might be taken to be: not while another, whose window is as large as any, is merely full.
+    fn room(&self, now_ms: u64) -> Option<Room> {
         let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
+        let ejected = |load: &Load| now_ms < load.passive.ejected_until_ms;
+        let full = |endpoint: &Endpoint, load: &Load| load.total() >= endpoint.cap;
+        let largest = self.ready().map(|(endpoint, _)| window(endpoint)).max()?;
+        let ejections_count =
+            self.ready().any(|(endpoint, load)| !ejected(load) && full(endpoint, load) && window(endpoint) == largest);
+        let shut = |endpoint: &Endpoint, load: &Load| full(endpoint, load) || (ejections_count && ejected(load));
+        let open = self.ready().filter(|(endpoint, load)| !shut(endpoint, load));
         let budget = self.pool.admission.prefill_budget_tokens;
         let left = |load: &Load| match load.prefill_tokens {
             _ if budget == 0 => u32::MAX,
@@ -121,7 +135,7 @@ impl<'a> Board<'a> {
             _ if load.prefill_kept => 0,
             computing => budget.saturating_sub(computing),
         };
-        self.open().fold(None, |room: Option<Room>, (endpoint, load)| {
+        open.fold(None, |room: Option<Room>, (endpoint, load)| {
             let room = room.unwrap_or(Room { window: 0, prefill: 0 });
             Some(Room { window: room.window.max(window(endpoint)), prefill: room.prefill.max(left(load)) })
         })
@@ -175,7 +189,7 @@ pub(super) fn dispatch(table: &mut Table, board: &mut Board, now_ms: u64) -> Vec
 
 /// Goes through the waiters once.
 fn pass(table: &mut Table, board: &mut Board, now_ms: u64, woken: &mut Vec<Woken>) {
-    let Some(mut room) = board.room() else { return };
+    let Some(mut room) = board.room(now_ms) else { return };
     let mut kept = false;
     let order = order(table, board.pool.admission.ageing_ms, now_ms);
     for (nth, place) in order.iter().enumerate() {
@@ -189,14 +203,14 @@ fn pass(table: &mut Table, board: &mut Board, now_ms: u64, woken: &mut Vec<Woken
             let Some((winner, at)) = choose(table, board, *place, &waiter, &survey, behind, now_ms) else {
                 if !kept && keep_budget(board, &survey) {
                     kept = true;
-                    let Some(left) = board.room() else { return };
+                    let Some(left) = board.room(now_ms) else { return };
                     room = left;
                 }
                 break;
             };
             let Some(granted) = grant(table, board, winner, at, now_ms) else { break };
             woken.push(granted);
-            let Some(left) = board.room() else { return };
+            let Some(left) = board.room(now_ms) else { return };
             room = left;
         }
     }
@@ -364,7 +378,7 @@ pub(super) fn enqueue(
         return None;
     }
     let ticket = table.next_ticket().max(last_ticket.saturating_add(1));
-    let waiter = Waiter { ticket, round: round(table, &waiter), ..waiter };
+    let waiter = Waiter { ticket, round: round(table, pool, &waiter), ..waiter };
     let place = table.insert_waiter(&waiter)?;
     table.set_next_ticket(ticket.saturating_add(1));
     let before = order(table, limits.ageing_ms, now_ms).into_iter().take_while(|other| *other != place);
@@ -373,11 +387,11 @@ pub(super) fn enqueue(
 }
 
 /// The turn that a new waiter gets among those of its priority.
-fn round(table: &Table, new: &Waiter) -> u32 {
+fn round(table: &Table, pool: &Pool, new: &Waiter) -> u32 {
     let mut same = (0..table.waiters()).filter(|place| waiter::priority_of(table.waiter_bytes(*place)) == new.priority);
     let Some(head) = same.next() else { return 0 };
     let (_, head_round, _) = waiter::rank_of(table.waiter_bytes(head));
-    if new.key == 0 {
+    if pool.fairness == Fairness::None {
         return head_round;
     }
     let own = std::iter::once(head).chain(same).map(|place| table.waiter_bytes(place));

@@ -1,6 +1,6 @@
 //! What one VM per Envoy does for a pool now and then: drop the dead, and look after the queue.
 
-use super::queue;
+use super::queue::{self, Board};
 use super::row::Row;
 use super::{Change, SharedValue, Then, transact};
 use crate::snapshot::{EndpointKey, Pool};
@@ -10,6 +10,9 @@ use crate::snapshot::{EndpointKey, Pool};
 pub struct Swept {
     /// Requests in flight at each endpoint, in the pool's order, slots given to waiters among them.
     pub in_flight: Vec<u32>,
+    /// Slots that a request could have now, over all endpoints: what others have in flight there counts, and what is
+    /// ejected has none.
+    pub free: u64,
     /// Requests that wait.
     pub waiting: usize,
     /// Bytes of their bodies.
@@ -37,9 +40,11 @@ impl Row {
                 table.find(key, hint).and_then(|slot| totals.get(slot)).map_or(0, |total| total.in_flight)
             };
             let keys = pool.endpoints.iter().map(|endpoint| endpoint.key);
+            let slots = keys.clone().enumerate().map(|(hint, key)| table.find(key, hint)).collect();
             let (waiting, waiting_bytes) = queue::load(table, now_ms);
             let swept = Swept {
                 in_flight: keys.enumerate().map(in_flight).collect(),
+                free: Board::new(table, pool, slots, &self.elsewhere).free(now_ms),
                 waiting,
                 waiting_bytes,
                 releases_per_s: queue::drain_rate(table, now_ms),

@@ -125,7 +125,7 @@ fn what_everybody_holds_keeps_nobody() {
     let of = Ask { prompt_tokens: 8_100, output_tokens: 128, ..Ask::default() };
     // Both hold the 8,000 tokens of the system prompt, the first a hundred tokens more.
     let pick = ask(&pool, &loads, &of, &mut Fixed::new(&[(0, 8_100), (1, 8_000)])).unwrap();
-    assert_eq!((pick.chosen(), pick.affinity.unwrap().missing_tokens), (1, 100));
+    assert_eq!((pick.chosen(), pick.affinity.unwrap().weighed.unwrap().missing_tokens), (1, 100));
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn the_on_call_page_explains_every_reason() {
         Reason::Granted,
     ];
     let refusals = [Refusal::AtCap, Refusal::QueueFull, Refusal::NoEndpoint, Refusal::TooLong { window: 1 }];
-    let ours = ["spill", "queue_timeout"];
+    let ours = ["spill", "queue_timeout", "client_left"];
     for word in reasons.map(Reason::as_str).into_iter().chain(refusals.map(Refusal::as_str)).chain(ours) {
         assert!(explained.contains(&word), "{word} has no row");
     }

@@ -9,6 +9,7 @@ use harness::engine_sim::model::Profile;
 use harness::eventually;
 use harness::load::{self, Call, Outcome};
 use harness::wire;
+use serde_json::Value;
 
 use common::DEADLINE;
 use common::fleet::{fleet, instant};
@@ -168,8 +169,15 @@ async fn who_waits_too_long_or_finds_the_queue_full_is_told_when_to_come_back() 
     let sooner = load::send(envoy.gateway(), named("sooner", 2).header("x-weighbridge-max-wait-ms", "100")).await;
     assert_busy(&sooner, "queue_timeout");
     assert!(sooner.duration >= Duration::from_millis(100), "{:?}", sooner.duration);
+    // Its record says how long it waited, and with which number.
+    let decision: Value = serde_json::from_str(sooner.header("x-weighbridge-decision")).unwrap();
+    assert_eq!(decision["reason"], "queue_timeout", "{decision}");
+    assert!(decision["queue"]["wait_ms"].as_u64().is_some_and(|ms| ms >= 100), "{decision}");
+    assert!(decision["queue"]["ticket"].is_u64() && decision["queue"]["position"] == 0, "{decision}");
     let never = load::send(envoy.gateway(), named("never", 2).header("x-weighbridge-max-wait-ms", "0")).await;
     assert_busy(&never, "capacity_exhausted");
+    let decision: Value = serde_json::from_str(never.header("x-weighbridge-decision")).unwrap();
+    assert!(decision["reason"] == "at_cap" && decision["queue"].is_null(), "{decision}");
     // Nobody waits longer than the operator lets them.
     let longer = named("longer", 2).header("x-weighbridge-max-wait-ms", "60000");
     let waiting: Vec<_> = [longer.clone(), longer].map(|call| tokio::spawn(load::send(envoy.gateway(), call))).into();

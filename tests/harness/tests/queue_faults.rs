@@ -10,7 +10,7 @@ use harness::engine_sim::model::Profile;
 use harness::engine_sim::server::EngineHandle;
 use harness::load::{self, Call, Held, Outcome};
 use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, eventually};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use common::fleet::instant;
@@ -68,6 +68,19 @@ async fn c23_clients_that_leave_while_they_wait_take_no_slot() {
     let (ok, others) = served(stayed).await;
     assert_eq!(ok, WAITING / 2, "{others:?}");
     assert_eq!(order_of_arrival(&engines).len(), WAITING / 2, "a ghost has reached an engine");
+    // Those who left are counted, and the log says how long they had waited.
+    eventually("ghosts are counted", DEADLINE, async || {
+        let left = envoy.stats().await?.get("wasmcustom.weighbridge_requests.pool.m.endpoint.none.reason.client_left");
+        ensure!(left == WAITING as u64 / 2, "{left}");
+        let logged = envoy.access_log();
+        let decisions = logged.iter().filter_map(|line| serde_json::from_str::<Value>(line["decision"].as_str()?).ok());
+        let ghosts = decisions.filter(|decision| decision["reason"] == "client_left");
+        let waits: Vec<_> = ghosts.map(|decision| decision["queue"]["wait_ms"].as_u64()).collect();
+        ensure!(waits.len() == WAITING / 2 && waits.iter().all(Option::is_some), "{waits:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
     nothing_is_lost(&envoy, &engines, 8).await;
 }
 

@@ -305,6 +305,29 @@ async fn moving_averages_outlive_envoy_and_prober() {
     drop(envoy);
 }
 
+// What an endpoint is like does not depend on how long requests waited for it here.
+#[tokio::test(flavor = "multi_thread")]
+async fn averages_leave_out_the_wait_for_a_slot() {
+    let a = engine("a", even()).await;
+    let mut site = site(&[&a]);
+    site.config["pools"][0]["endpoints"][0]["max_in_flight"] = json!(1);
+    let (prober, envoy) = site.start(2).await;
+    // Eight at a time through one slot: seven of eight wait for several times as long as they are served.
+    let report =
+        load::closed_loop(envoy.gateway(), 8, 80, |nth| Call::chat_stream("m", &format!("request {nth}"), 10)).await;
+    assert_eq!(report.ok(), 80, "{:?}", report.by_status());
+    let waited_ms = report.duration_quantile(0.5).as_secs_f64() * 1_000.0;
+    eventually("the averages are those of the engine", DEADLINE, async || {
+        let averages = signals(&prober, "a").await?["averages"].clone();
+        ensure!(averages["e2e_ms"].is_number(), "{averages}");
+        let e2e_ms = number(&averages["e2e_ms"]);
+        ensure!(e2e_ms < waited_ms / 2.0, "{averages}; of a client, {waited_ms} ms");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 /// Changes the cluster that leads to the prober; `None` takes it out.
 fn with_cluster(options: EnvoyOptions, change: Option<fn(&mut Value)>) -> EnvoyOptions {
     let edit = move |config: &mut Value| {

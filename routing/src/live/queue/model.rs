@@ -431,8 +431,9 @@ proptest! {
 
     /// Every key with something waiting gets as many slots as every other, give or take one.
     #[test]
-    fn keys_are_served_equally(keys in proptest::collection::vec(1u32..6, 2..60)) {
-        let (memory, pool) = (Memory::default(), pool_with(&[1.0], 1, json!({"queue": 100})));
+    fn keys_are_served_equally(keys in proptest::collection::vec(0u32..6, 2..60)) {
+        let fair = json!({"queue": 100, "fairness": "user"});
+        let (memory, pool) = (Memory::default(), pool_with(&[1.0], 1, fair));
         let (mut row, mut value, mut rng) = (Row::new(1), memory, SplitMix64::seeded(1));
         let ask = |key| Ask { patience: Patience { max_wait_ms: 1_000, key, ..Patience::default() }, ..Ask::default() };
         let mut left: HashMap<u32, usize> = HashMap::new();

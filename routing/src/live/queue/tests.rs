@@ -202,6 +202,11 @@ fn c5_load_from_elsewhere_counts_once() {
     let mut at = [0; 2];
     (0..5).for_each(|_| at[vm.admit(&pool, 0)] += 1);
     assert_eq!((at, totals(&memory, &pool)), ([1, 4], vec![1, 4]));
+    let free = |vm: &mut Vm, elsewhere| {
+        vm.row.hear([(keys[0], elsewhere)]);
+        vm.row.sweep(&mut vm.memory, &pool, |_| false, 0).result.free
+    };
+    assert_eq!([free(&mut vm, 0), free(&mut vm, 3)], [3, 0], "slots that others use are not free");
     let ticket = vm.wait(&pool, &patient(), 0);
     // The next poll still tells of three there; our own one is not among them.
     vm.row.hear([(keys[0], 3), (keys[1], 0)]);
@@ -251,6 +256,15 @@ fn an_endpoint_back_from_ejection_takes_one_waiter_for_a_trial() {
     }
     vm.admit(&pool, 0);
     let tickets: Vec<u64> = (0..3).map(|_| vm.wait(&pool, &patient(), 0)).collect();
+    // While it is ejected, its slots are not worth a look at each waiter.
+    let room = |now_ms| {
+        let mut table = memory.table();
+        let slots = slots(&mut table, &pool);
+        Board::new(&table, &pool, slots, &[]).room(now_ms).is_some()
+    };
+    assert_eq!([room(EJECT_BASE_MS - 1), room(EJECT_BASE_MS)], [false, true]);
+    let free = |vm: &mut Vm, now_ms| vm.row.sweep(&mut vm.memory.clone(), &pool, |_| false, now_ms).result.free;
+    assert_eq!(free(&mut vm, EJECT_BASE_MS - 1), 0);
     assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECT_BASE_MS - 1).woken, []);
     assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECT_BASE_MS).woken, woken(1, tickets[0]));
     assert_eq!(vm.claim(&pool, tickets[0], EJECT_BASE_MS), bad);
@@ -380,7 +394,8 @@ fn the_lowest_priority_is_not_starved() {
 
 #[test]
 fn keys_take_turns() {
-    let (memory, pool) = (Memory::default(), pool(&[1.0], 1));
+    let (memory, mut pool) = (Memory::default(), pool(&[1.0], 1));
+    pool.fairness = Fairness::User;
     let mut vm = Vm::new(1, &memory);
     let of = |key| with(|ask| ask.patience.key = key);
     vm.admit(&pool, 0);
@@ -398,6 +413,34 @@ fn keys_take_turns() {
     }
     assert_eq!(served[..9], [1, 2, 3, 1, 2, 3, 1, 2, 3]);
     assert_eq!(served.len(), 26);
+}
+
+// Whoever leaves the key out must not get ahead of those who say who they are.
+#[test]
+fn requests_without_a_key_take_turns_as_one() {
+    let (memory, mut pool) = (Memory::default(), pool(&[1.0], 1));
+    pool.fairness = Fairness::User;
+    let mut vm = Vm::new(1, &memory);
+    vm.admit(&pool, 0);
+    let mut whose = std::collections::HashMap::new();
+    let mut wait = |vm: &mut Vm, key| {
+        let ticket = vm.wait(&pool, &with(|ask| ask.patience.key = key), 0);
+        whose.insert(ticket, key);
+    };
+    for key in [0, 0, 0, 7, 7] {
+        wait(&mut vm, key);
+    }
+    let mut served = Vec::new();
+    for _ in 0..6 {
+        // There is always another one without a key.
+        let [next] = vm.release(&pool, 0, 1)[..] else { panic!("nobody waits") };
+        vm.claim(&pool, next.ticket, 1);
+        let ticket = vm.wait(&pool, &with(|ask| ask.patience.key = 0), 1);
+        served.push(next.ticket);
+        assert!(ticket > next.ticket);
+    }
+    let keys: Vec<u32> = served.iter().map(|ticket| whose.get(ticket).copied().unwrap_or_default()).collect();
+    assert_eq!(keys, [0, 7, 0, 7, 0, 0]);
 }
 
 #[test]
