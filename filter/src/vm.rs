@@ -192,11 +192,12 @@ impl Vm {
         signals::create_shared(&snapshot, self.id);
         self.adopted_unix_ms = host::unix_ms();
         self.unix_offset_ms = self.adopted_unix_ms.wrapping_sub(host::now_ms());
-        self.records.name(match host::property("xds\0node\0id") {
+        let envoy = match host::property("xds\0node\0id") {
             Some(id) if !id.is_empty() => String::from_utf8_lossy(&id).into_owned(),
             // Not to be told apart by its own name; its threads are at least told apart from other Envoys'.
             _ => format!("{:016x}", self.id),
-        });
+        };
+        self.records.name(envoy, self.id);
         self.snapshot = Some(Rc::new(snapshot));
         signals::configured(self);
         Ok(())

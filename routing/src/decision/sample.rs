@@ -39,11 +39,15 @@ pub struct Sample {
     records: Vec<(Rank, String)>,
     bytes: usize,
     seen: u64,
+    /// Taken so far.
+    batches: u64,
 }
 
 /// What a batch consists of.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// One more than that of the batch before, of the same VM.
+    pub number: u64,
     /// Requests that were offered since the last one.
     pub seen: u64,
     /// The records kept of them.
@@ -107,18 +111,22 @@ impl Sample {
         }
         self.bytes = 0;
         let records = std::mem::take(&mut self.records).into_iter().map(|(_, record)| record).collect();
-        Some(Batch { seen: std::mem::take(&mut self.seen), records })
+        self.batches += 1;
+        Some(Batch { number: self.batches, seen: std::mem::take(&mut self.seen), records })
     }
 }
 
 impl Batch {
     /// The body of `POST /v1/decisions`. The name of the Envoy is not ours and is escaped; the records are JSON already.
+    /// The prober knows by `vm` and the number of the batch when one comes again.
     #[must_use]
-    pub fn to_json(&self, envoy: &str, dropped: u64) -> String {
+    pub fn to_json(&self, envoy: &str, vm: u64, dropped: u64) -> String {
         let length: usize = self.records.iter().map(|record| record.len() + 1).sum();
-        let mut json = super::json::Json(String::with_capacity(length + envoy.len() + 96));
+        let mut json = super::json::Json(String::with_capacity(length + envoy.len() + 144));
         json.open('{');
         json.foreign("envoy", envoy);
+        json.text("vm", &format!("{vm:016x}"));
+        json.number("batch", self.number);
         json.number("seen", self.seen);
         json.number("dropped", dropped);
         json.key("decisions");
@@ -237,9 +245,10 @@ mod tests {
         #[test]
         fn batches_and_ids_are_json(envoy in ".{0,300}", id in ".{0,300}") {
             let record = with_request_id(r#"{"pool":"p"}"#, &id);
-            let batch = Batch { seen: 7, records: vec![record.clone(), record] };
-            let json: serde_json::Value = serde_json::from_str(&batch.to_json(&envoy, 2)).unwrap();
+            let batch = Batch { number: 3, seen: 7, records: vec![record.clone(), record] };
+            let json: serde_json::Value = serde_json::from_str(&batch.to_json(&envoy, 0xab, 2)).unwrap();
             prop_assert_eq!(&json["decisions"][1]["pool"], "p");
+            prop_assert_eq!((&json["vm"], &json["batch"]), (&"00000000000000ab".into(), &3.into()));
             prop_assert_eq!((&json["seen"], &json["dropped"]), (&7.into(), &2.into()));
             prop_assert!(id.starts_with(json["decisions"][0]["request_id"].as_str().unwrap()));
             prop_assert!(envoy.starts_with(json["envoy"].as_str().unwrap()));

@@ -46,8 +46,9 @@ impl Echo {
 
     /// The nth address of the server, from 1.
     #[must_use]
-    pub fn addr(&self, nth: u8) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, nth], self.addr.port()))
+    pub fn addr(&self, nth: u16) -> SocketAddr {
+        let [high, low] = nth.to_be_bytes();
+        SocketAddr::from(([127, 0, high, low], self.addr.port()))
     }
 }
 

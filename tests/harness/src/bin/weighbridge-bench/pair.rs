@@ -13,7 +13,6 @@ use harness::{Envoy, EnvoyOptions};
 use serde_json::{Value, json};
 
 pub(crate) const MODEL: &str = "bench";
-const ENDPOINTS: u8 = 4;
 
 /// How long and how wide.
 #[derive(Debug, Clone, clap::Args)]
@@ -37,6 +36,10 @@ pub(crate) struct Sides {
     /// A build of the filter; several are compared in one run. Without any: the one that `scripts/build` makes.
     #[arg(long = "module", value_name = "LABEL=PATH", value_parser = labelled)]
     modules: Vec<(String, PathBuf)>,
+    /// Sizes of the pool; several are compared in one run, to see what a decision costs in Envoy. (256 at most: their
+    /// addresses are 127.0.x.y.)
+    #[arg(long, value_name = "N", default_value = "4", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=256))]
+    endpoints: Vec<u16>,
     /// Takes the access log out on all sides.
     #[arg(long)]
     no_access_log: bool,
@@ -78,19 +81,24 @@ pub(crate) struct Compared {
 impl Pair {
     pub(crate) async fn start(concurrency: u32, sides: &Sides) -> Result<Self> {
         let echo = Echo::start().await?;
-        let endpoints = (1..=ENDPOINTS).map(|nth| endpoint(&format!("e{nth}"), echo.addr(nth), 1.0)).collect();
-        let fleet = snapshot(vec![pool(MODEL, endpoints)]);
-        let envoy = async |filter: bool, wasm: Option<PathBuf>| {
+        let envoy = async |filter: bool, wasm: Option<PathBuf>, endpoints: u16| {
+            let endpoints = (1..=endpoints).map(|nth| endpoint(&format!("e{nth}"), echo.addr(nth), 1.0)).collect();
+            let fleet = snapshot(vec![pool(MODEL, endpoints)]);
             let edit = sides.no_access_log.then_some(Box::new(without_access_log) as Edit);
-            Envoy::start(EnvoyOptions { concurrency, filter, wasm, edit, ..EnvoyOptions::fixed(fleet.clone()) }).await
+            Envoy::start(EnvoyOptions { concurrency, filter, wasm, edit, ..EnvoyOptions::fixed(fleet) }).await
         };
-        let plain = envoy(false, None).await?;
-        let mut filtered = Vec::new();
-        for (label, path) in &sides.modules {
-            filtered.push((label.clone(), envoy(true, Some(path.clone())).await?));
+        let plain = envoy(false, None, sides.endpoints.first().copied().unwrap_or(1)).await?;
+        let mut modules: Vec<_> = sides.modules.iter().map(|(label, path)| (label.as_str(), Some(path))).collect();
+        if modules.is_empty() {
+            modules.push(("", None));
         }
-        if filtered.is_empty() {
-            filtered.push((String::new(), envoy(true, None).await?));
+        let mut filtered = Vec::new();
+        for (label, path) in modules {
+            for count in &sides.endpoints {
+                let size = if sides.endpoints.len() > 1 { format!("{count} endpoints") } else { String::new() };
+                let label = [label, &size].join(" ").trim().to_owned();
+                filtered.push((label, envoy(true, path.cloned(), *count).await?));
+            }
         }
         Ok(Self { plain, filtered, _echo: echo })
     }
