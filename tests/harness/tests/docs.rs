@@ -149,21 +149,35 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-#[test]
-fn the_table_of_shapes_has_every_shape_and_no_other_path() {
+/// The paths in the table of shapes.
+fn paths() -> Vec<String> {
     let page = requests_page();
     let (_, rest) = page.split_once("\n## Shapes\n").unwrap();
     let (table, _) = rest.split_once("\n## ").unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| `/"));
+    rows.flat_map(|row| quoted(row.split('|').nth(1).unwrap())).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_table_of_shapes_has_every_shape_and_no_other_path() {
     let mut shapes = Vec::new();
-    for row in table.lines().filter(|line| line.starts_with("| `/")) {
-        let paths = row.split('|').nth(1).unwrap();
-        for path in quoted(paths) {
-            let shape = Shape::of_path(path.as_bytes()).unwrap_or_else(|| panic!("{path} is served by nobody"));
-            shapes.push(shape);
-        }
+    for path in paths() {
+        let shape = Shape::of_path(path.as_bytes()).unwrap_or_else(|| panic!("{path} is served by nobody"));
+        shapes.push(shape);
     }
     for shape in Shape::ALL {
         assert!(shapes.contains(&shape), "{shape:?} is missing");
+    }
+}
+
+#[test]
+fn a_path_that_is_not_served_is_told_all_that_are() {
+    let config = std::fs::read_to_string(artifacts::root().join("envoy/envoy.yaml")).unwrap();
+    let (_, message) = config.split_once("this gateway serves ").unwrap();
+    let (message, _) = message.split_once('"').unwrap();
+    let told: Vec<&str> = message.split([' ', ',']).filter(|word| word.starts_with('/')).collect();
+    for path in paths() {
+        assert!(told.contains(&path.as_str()), "{path} is missing in {message:?}");
     }
 }
 

@@ -10,6 +10,7 @@ use harness::envoy::Shipped;
 use harness::load::{self, Call};
 use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions, artifacts, eventually, wire};
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use weighbridge_xds::{FilterSource, XdsServer};
@@ -82,6 +83,20 @@ async fn both_shipped_configurations_take_what_the_prober_says() {
         let status = xds.server.envoys();
         assert!(status.iter().all(|envoy| envoy.last_nack.is_none()), "{shipped:?}: {status:#?}");
         println!("{shipped:?}: {} streams", status[0].streams);
+        eventually("the decision is logged, and statistics have their buckets", DEADLINE, async || {
+            let picked = |line: &Value| -> Option<String> {
+                let decision: Value = serde_json::from_str(line["decision"].as_str()?).ok()?;
+                Some(decision["picked"].as_str()?.to_owned())
+            };
+            let log = envoy.access_log();
+            ensure!(log.iter().filter_map(picked).any(|picked| picked == "second"), "{log:?}");
+            let page = envoy.prometheus().await?;
+            let mut buckets = page.lines().filter(|line| line.starts_with("weighbridge_ttft_ms_bucket{"));
+            ensure!(buckets.any(|line| line.contains(r#"pool="m""#) && line.contains(r#"le="120000""#)), "{page}");
+            Ok(())
+        })
+        .await
+        .unwrap();
     }
 }
 

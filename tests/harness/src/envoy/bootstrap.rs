@@ -12,6 +12,8 @@ const XDS_CLUSTER: &str = "weighbridge-xds";
 const PROBER_CLUSTER: &str = "weighbridge-prober";
 const FILTER: &str = "weighbridge";
 const CLUSTER_HEADER: &str = "x-weighbridge-cluster";
+/// What Envoy buffers beyond the filter's `max_body`, as in the shipped files: 17 MiB for 16.
+const ABOVE_MAX_BODY_BYTES: u64 = 1 << 20;
 
 /// An Envoy bootstrap configuration.
 #[derive(Debug, Clone)]
@@ -53,6 +55,7 @@ impl Bootstrap {
             "route_config": {"name": "host", "virtual_hosts": [{"name": "host", "domains": ["*"], "routes": routes}]},
             "http_filters": http_filters,
             "local_reply_config": {"mappers": part("local_reply_mappers")?},
+            "access_log": part("access_log")?,
         });
         Ok(Self(json!({
             "node": {"id": "mesh-host", "cluster": "mesh"},
@@ -67,7 +70,10 @@ impl Bootstrap {
                 }],
                 "clusters": part("clusters")?,
             },
-            "stats_config": {"stats_tags": part("stats_tags")?},
+            "stats_config": {
+                "stats_tags": part("stats_tags")?,
+                "histogram_bucket_settings": part("histogram_bucket_settings")?,
+            },
         })))
     }
 
@@ -185,6 +191,29 @@ impl Bootstrap {
             bail!("no static snapshot in the configuration");
         }
         Ok(())
+    }
+
+    /// Makes room for bodies of so many bytes (the filter's `max_body`) and a little more, so that the filter's own 413, which
+    /// names its limit, comes first. Where there is room already, nothing changes. What a connection may buffer bounds no body
+    /// on a route that has a limit of its own, and stays as it is.
+    pub fn make_room_for_bodies(config: &mut Value, max_body_bytes: u64) {
+        const LIMIT: &str = "request_body_buffer_limit";
+        let limit = max_body_bytes.saturating_add(ABOVE_MAX_BODY_BYTES);
+        let mut raised = Vec::new();
+        visit(config, &mut |object| {
+            if let Some(old) = object.get(LIMIT).and_then(Value::as_u64).filter(|old| *old < limit) {
+                object.insert(LIMIT.to_owned(), limit.into());
+                raised.push(old.to_string());
+            }
+        });
+        // Envoy's own 413 names the limit, too.
+        visit(config, &mut |object| {
+            if let Some(Value::String(message)) = object.get_mut("message")
+                && let Some(old) = raised.iter().find(|old| message.contains(old.as_str()))
+            {
+                *message = message.replace(old.as_str(), &limit.to_string());
+            }
+        });
     }
 
     /// Takes the filter out and sends its routes straight to the first pool's cluster.

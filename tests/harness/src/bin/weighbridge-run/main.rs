@@ -4,12 +4,13 @@
 mod demo;
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use harness::envoy::Bootstrap;
 use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, wire};
 use reqwest::Method;
 use tempfile::TempDir;
@@ -134,16 +135,22 @@ async fn start(arguments: &Arguments) -> Result<Running> {
             (Some(demo), config, logs.path().to_owned())
         }
     };
-    let prober = ProberProcess::start_file(&config, &cwd, logs.path()).await?;
+    let mut prober = ProberProcess::start_file(&config, &cwd, logs.path()).await?;
+    if let Some(token) = token(&config, &cwd)? {
+        prober = prober.with_token(&token);
+    }
     println!("prober: API http://{}, xDS {}", prober.api(), prober.xds());
     let concurrency = arguments.concurrency.unwrap_or_else(|| {
         std::thread::available_parallelism().map_or(2, |cpus| u32::try_from(cpus.get()).unwrap_or(2))
     });
+    let snapshot = static_snapshot(&prober).await?;
+    let max_body_bytes = snapshot.filter.max_body;
     let options = EnvoyOptions {
         concurrency,
         gateway: arguments.listen,
         admin: arguments.admin,
-        snapshot: Some(static_snapshot(&prober).await),
+        snapshot: Some(snapshot),
+        edit: Some(Box::new(move |config| Bootstrap::make_room_for_bodies(config, max_body_bytes))),
         prober: Some(reachable(prober.api())),
         ..EnvoyOptions::with_xds(reachable(prober.xds()))
     };
@@ -160,15 +167,21 @@ fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
-/// What Envoy serves should it lose the prober before it has heard it: what the prober knows now. Empty when the prober
-/// wants a token for it, since then it is there.
-async fn static_snapshot(prober: &ProberProcess) -> wire::Snapshot {
-    let empty = || wire::Snapshot { format: 1, version: 0, filter: wire::Filter::default(), pools: Vec::new() };
-    let Ok(answer) = prober.get("/v1/snapshot").await else { return empty() };
-    let mut snapshot = serde_json::from_value(answer).unwrap_or_else(|_| empty());
+/// The token that the prober's API wants, where it wants one.
+fn token(config: &Path, cwd: &Path) -> Result<Option<String>> {
+    let config: serde_json::Value = serde_yaml_ng::from_str(&std::fs::read_to_string(config)?)?;
+    let Some(file) = config["api"]["token_file"].as_str() else { return Ok(None) };
+    let text = std::fs::read_to_string(cwd.join(file)).with_context(|| format!("api.token_file {file}"))?;
+    Ok(Some(text.lines().next().unwrap_or_default().trim().to_owned()))
+}
+
+/// What Envoy serves should it lose the prober before it has heard it: what the prober knows now.
+async fn static_snapshot(prober: &ProberProcess) -> Result<wire::Snapshot> {
+    let mut snapshot: wire::Snapshot =
+        serde_json::from_value(prober.get("/v1/snapshot").await?).context("the prober's snapshot")?;
     // Gives way to anything the prober sends.
     snapshot.version = 0;
-    snapshot
+    Ok(snapshot)
 }
 
 impl Running {
