@@ -1,12 +1,15 @@
 //! The store: one suite against the file and against a real Redis, and what only one of them can suffer.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use harness::{RedisServer, eventually};
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use weighbridge_prober::store::{Change, Place, RedisUrl, Store, StoreError, Stored, Table};
 
@@ -353,6 +356,96 @@ async fn what_is_changed_while_redis_is_gone_is_stored_when_it_is_back() {
 #[tokio::test]
 async fn a_redis_that_has_lost_everything_gets_it_again() {
     outage(RedisServer::start_forgetful().await.unwrap()).await.unwrap();
+}
+
+/// The way to a Redis.
+struct Road {
+    address: SocketAddr,
+    to: watch::Sender<SocketAddr>,
+    silence: watch::Sender<()>,
+}
+
+impl Road {
+    async fn to(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let to = watch::Sender::new(server.address());
+        let silence = watch::Sender::new(());
+        let (target, silences) = (to.subscribe(), silence.subscribe());
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let (target, mut silences) = (*target.borrow(), silences.clone());
+                silences.mark_unchanged();
+                tokio::spawn(async move {
+                    let mut onward = TcpStream::connect(target).await?;
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut from, &mut onward) => {}
+                        // Both ends stay open, and hear nothing.
+                        _ = silences.changed() => std::future::pending().await,
+                    }
+                    std::io::Result::Ok(())
+                });
+            }
+        });
+        Road { address, to, silence }
+    }
+
+    fn place(&self) -> Place {
+        Place::Redis(RedisUrl::parse(&format!("redis://{}/0", self.address)).unwrap())
+    }
+
+    /// Nothing passes any more on the connections that there are, and nobody is told.
+    fn falls_silent(&self) {
+        self.silence.send_replace(());
+    }
+
+    /// New connections go to this server.
+    fn moves(&self, server: &RedisServer) {
+        self.to.send_replace(server.address());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_hangs_is_left_for_a_new_one() {
+    let server = RedisServer::start().await.unwrap();
+    let road = Road::to(&server).await;
+    let store = Running::open(&road.place()).await;
+    assert_eq!(store.put(Table::Pins, "k", &json!(1)).await, Stored::Now);
+    road.falls_silent();
+    assert_eq!(store.put(Table::Pins, "k", &json!(2)).await, Stored::Later);
+    let start = Instant::now();
+    store.is_up(true).await;
+    assert_eq!((store.put(Table::Pins, "k", &json!(3)).await, store.store.waiting()), (Stored::Now, 0));
+    eventually("the lease is renewed", DEADLINE, async || {
+        ensure!(store.store.fence().is_some(), "{:?}", store.store.lease().borrow());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    println!("a new connection {:?} after the first command without an answer", start.elapsed());
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_left_for_whoever_has_its_name_now() {
+    let (old, new) = (RedisServer::start().await.unwrap(), RedisServer::start().await.unwrap());
+    let road = Road::to(&old).await;
+    let store = Running::open(&road.place()).await;
+    assert_eq!(store.put(Table::Pins, "k", &json!(1)).await, Stored::Now);
+    // The name goes to another server; the old connection stays, and the old server answers READONLY on it.
+    road.moves(&new);
+    let other = new.address();
+    old.command(&format!("REPLICAOF {} {}", other.ip(), other.port())).await.unwrap();
+    store.put(Table::Pins, "k", &json!(2)).await;
+    eventually("the new server has it", DEADLINE, async || {
+        let found = new.command("HGET weighbridge:1:pins k").await?;
+        ensure!(found.ends_with(" 2\r\n+OK\r\n"), "{found}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    store.is_up(true).await;
+    store.stop().await;
 }
 
 #[tokio::test]
