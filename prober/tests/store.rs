@@ -1,13 +1,19 @@
 //! The store: one suite against the file and against a real Redis, and what only one of them can suffer.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use engine_sim::model::Profile;
+use engine_sim::server::{EngineConfig, EngineHandle};
 use harness::{RedisServer, eventually};
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use weighbridge_prober::config::Config;
 use weighbridge_prober::store::{Change, Place, RedisUrl, Store, StoreError, Stored, Table};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -355,6 +361,96 @@ async fn a_redis_that_has_lost_everything_gets_it_again() {
     outage(RedisServer::start_forgetful().await.unwrap()).await.unwrap();
 }
 
+/// The way to a Redis.
+struct Road {
+    address: SocketAddr,
+    to: watch::Sender<SocketAddr>,
+    silence: watch::Sender<()>,
+}
+
+impl Road {
+    async fn to(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let to = watch::Sender::new(server.address());
+        let silence = watch::Sender::new(());
+        let (target, silences) = (to.subscribe(), silence.subscribe());
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let (target, mut silences) = (*target.borrow(), silences.clone());
+                silences.mark_unchanged();
+                tokio::spawn(async move {
+                    let mut onward = TcpStream::connect(target).await?;
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut from, &mut onward) => {}
+                        // Both ends stay open, and hear nothing.
+                        _ = silences.changed() => std::future::pending().await,
+                    }
+                    std::io::Result::Ok(())
+                });
+            }
+        });
+        Road { address, to, silence }
+    }
+
+    fn place(&self) -> Place {
+        Place::Redis(RedisUrl::parse(&format!("redis://{}/0", self.address)).unwrap())
+    }
+
+    /// Nothing passes any more on the connections that there are, and nobody is told.
+    fn falls_silent(&self) {
+        self.silence.send_replace(());
+    }
+
+    /// New connections go to this server.
+    fn moves(&self, server: &RedisServer) {
+        self.to.send_replace(server.address());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_hangs_is_left_for_a_new_one() {
+    let server = RedisServer::start().await.unwrap();
+    let road = Road::to(&server).await;
+    let store = Running::open(&road.place()).await;
+    assert_eq!(store.put(Table::Pins, "k", &json!(1)).await, Stored::Now);
+    road.falls_silent();
+    assert_eq!(store.put(Table::Pins, "k", &json!(2)).await, Stored::Later);
+    let start = Instant::now();
+    store.is_up(true).await;
+    assert_eq!((store.put(Table::Pins, "k", &json!(3)).await, store.store.waiting()), (Stored::Now, 0));
+    eventually("the lease is renewed", DEADLINE, async || {
+        ensure!(store.store.fence().is_some(), "{:?}", store.store.lease().borrow());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    println!("a new connection {:?} after the first command without an answer", start.elapsed());
+    store.stop().await;
+}
+
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_left_for_whoever_has_its_name_now() {
+    let (old, new) = (RedisServer::start().await.unwrap(), RedisServer::start().await.unwrap());
+    let road = Road::to(&old).await;
+    let store = Running::open(&road.place()).await;
+    assert_eq!(store.put(Table::Pins, "k", &json!(1)).await, Stored::Now);
+    // The name goes to another server; the old connection stays, and the old server answers READONLY on it.
+    road.moves(&new);
+    let other = new.address();
+    old.command(&format!("REPLICAOF {} {}", other.ip(), other.port())).await.unwrap();
+    store.put(Table::Pins, "k", &json!(2)).await;
+    eventually("the new server has it", DEADLINE, async || {
+        let found = new.command("HGET weighbridge:1:pins k").await?;
+        ensure!(found.ends_with(" 2\r\n+OK\r\n"), "{found}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    store.is_up(true).await;
+    store.stop().await;
+}
+
 #[tokio::test]
 async fn a_redis_that_is_emptied_under_our_feet_is_filled_again() {
     let server = RedisServer::start().await.unwrap();
@@ -400,4 +496,100 @@ async fn started_without_redis_it_loads_when_redis_comes() {
     let store = Running::open(&place).await;
     assert_eq!(store.pin("both"), Some(json!("changed meanwhile")));
     store.stop().await;
+}
+
+/// A prober over this Redis, with these endpoints.
+async fn prober(server: &RedisServer, endpoints: Value) -> (weighbridge_prober::Running, CancellationToken) {
+    let config = json!({
+        "api": {"listen": "127.0.0.1:0"}, "xds": {"listen": "127.0.0.1:0"}, "store": {"redis": server.url()},
+        "health": {"interval": "50ms"}, "signals": {"interval": "50ms"},
+        // At 20 tokens a second, minutes.
+        "probe": {"concurrency": 2, "tokens": 4_000, "prefill_tokens": 0, "timeout": "600s"},
+        "pools": [{"name": "p", "models": ["m"], "endpoints": endpoints}],
+    });
+    let shutdown = CancellationToken::new();
+    let config = Config::parse(&config.to_string()).unwrap();
+    (weighbridge_prober::run(config, shutdown.clone()).await.unwrap(), shutdown)
+}
+
+async fn pending_writes(prober: &weighbridge_prober::Running) -> Result<String> {
+    let page = reqwest::get(format!("http://{}/metrics", prober.api)).await?.text().await?;
+    let line = page.lines().find(|line| line.starts_with("weighbridge_store_pending_writes "));
+    Ok(line.unwrap_or_default().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prober_that_loses_the_lease_stops_its_burst_and_leaves_the_marks_of_others() {
+    let server = RedisServer::start().await.unwrap();
+    let slow = EngineConfig {
+        name: "e".into(),
+        model: "m".into(),
+        profile: Profile::new("slow", &[(1, 20.0), (64, 1_280.0)]),
+        cold: false,
+        ..EngineConfig::default()
+    };
+    let engine = EngineHandle::start(slow).await.unwrap();
+    let (running, shutdown) = prober(&server, json!([{"id": "e", "address": engine.addr()}])).await;
+    eventually("the burst is under way", DEADLINE, async || {
+        ensure!(engine.state().running == 2, "{:?}", engine.state());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    // Another takes the lease from it, and bursts in its turn.
+    let other = loop {
+        server.command("DEL weighbridge:1:lease").await.unwrap();
+        let other = Running::open(&redis(&server)).await;
+        if other.store.fence().is_some() {
+            break other;
+        }
+        other.stop().await;
+    };
+    let mark = json!({"fence": other.store.fence(), "burst": 0});
+    assert_eq!(other.put(Table::Probing, "e", &mark).await, Stored::Now);
+    let start = Instant::now();
+    eventually("the burst has stopped", DEADLINE, async || {
+        ensure!(engine.state().running == 0, "{:?}", engine.state());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    println!("stopped {:?} after another had the lease", start.elapsed());
+    eventually("it has written all it has to", DEADLINE, async || {
+        let waiting = pending_writes(&running).await?;
+        ensure!(waiting.ends_with(" 0"), "{waiting}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let stored = server.command("HGET weighbridge:1:probing e").await.unwrap();
+    assert!(stored.contains(&mark["fence"].to_string()), "{stored}");
+    shutdown.cancel();
+    running.stopped().await.unwrap();
+    other.stop().await;
+    engine.shutdown(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_is_not_stored_yet_says_so() {
+    let mut server = RedisServer::start().await.unwrap();
+    let (running, shutdown) = prober(&server, json!([])).await;
+    let register = async |id: &str| {
+        let body = json!({"pool": "p", "id": id, "address": "127.0.0.1:9"});
+        let url = format!("http://{}/v1/endpoints", running.api);
+        reqwest::Client::new().post(url).json(&body).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((register("a").await, register("a").await), (201, 200));
+    server.kill().await.unwrap();
+    assert_eq!((register("b").await, register("a").await), (202, 202));
+    server.restart().await.unwrap();
+    eventually("it is stored again", DEADLINE, async || {
+        let status = register("b").await;
+        ensure!(status == 200, "{status}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    shutdown.cancel();
+    running.stopped().await.unwrap();
 }

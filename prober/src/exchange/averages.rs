@@ -5,7 +5,7 @@
 //! average = average + alpha * (mean of the new samples - average)
 //! ```
 //!
-//! with `dt` the time since the samples before, and `tau` the configured `signals.average_over`: a change shows to 63 % after
+//! with `dt` the time since the samples of this figure before, and `tau` the configured `signals.average_over`: a change shows to 63 % after
 //! tau and to 95 % after three times that, however many requests there were. The first samples are the average. Time in
 //! which nothing is served changes nothing: an endpoint that was slow before the night is slow in the morning, and its first
 //! samples after that count nearly alone.
@@ -31,6 +31,34 @@ pub struct Kept {
     pub averages: Averages,
     /// When samples were last folded in, Unix ms.
     pub at_ms: u64,
+    /// The same for each figure. Not every request has every figure: one that streams is rare where most do not.
+    #[serde(default)]
+    pub folded_ms: FoldedMs,
+}
+
+/// When samples of each figure were last folded in, Unix ms; 0 in what was stored before it was kept: as all together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FoldedMs {
+    ttft: u64,
+    e2e: u64,
+    tps: u64,
+    error_rate: u64,
+}
+
+impl Kept {
+    /// Each figure with its time; 0 for one that has never had a sample.
+    fn figures(&mut self) -> [(&mut Option<f64>, &mut u64); 4] {
+        let Kept { averages: Averages { ttft_ms, e2e_ms, tps, error_rate }, at_ms, folded_ms: at } = self;
+        let all =
+            [(ttft_ms, &mut at.ttft), (e2e_ms, &mut at.e2e), (tps, &mut at.tps), (error_rate, &mut at.error_rate)];
+        all.map(|(average, at)| {
+            if *at == 0 && average.is_some() {
+                *at = *at_ms;
+            }
+            (average, at)
+        })
+    }
 }
 
 /// The averages of one endpoint.
@@ -58,12 +86,15 @@ impl Moving {
         self.pooled.merge(served);
     }
 
-    /// Takes over what somebody else has averaged, where that is newer: both have averaged samples of the same endpoint, and
+    /// Takes over the figures that somebody else has averaged later: both have averaged samples of the same endpoint, and
     /// the next ones are folded into the newest.
-    pub fn hear(&mut self, kept: Kept) {
-        if kept.at_ms > self.kept.at_ms {
-            self.kept = kept;
+    pub fn hear(&mut self, mut kept: Kept) {
+        for ((ours, our_ms), (theirs, their_ms)) in self.kept.figures().into_iter().zip(kept.figures()) {
+            if *their_ms > *our_ms {
+                (*ours, *our_ms) = (*theirs, *their_ms);
+            }
         }
+        self.kept.at_ms = self.kept.at_ms.max(kept.at_ms);
     }
 
     /// The averages now.
@@ -85,13 +116,12 @@ impl Moving {
             return;
         }
         let served = std::mem::take(&mut self.pooled);
-        let dt_ms = now_ms.saturating_sub(self.kept.at_ms) as f64;
-        let alpha = alpha(dt_ms, tau_ms);
-        let averages = &mut self.kept.averages;
-        move_to(&mut averages.ttft_ms, served.ttft_ms.mean(), alpha);
-        move_to(&mut averages.e2e_ms, served.e2e_ms.mean(), alpha);
-        move_to(&mut averages.tps, served.tps.mean(), alpha);
-        move_to(&mut averages.error_rate, served.error_rate(), alpha);
+        let samples = [served.ttft_ms.mean(), served.e2e_ms.mean(), served.tps.mean(), served.error_rate()];
+        for ((average, at_ms), sample) in self.kept.figures().into_iter().zip(samples) {
+            if move_to(average, sample, alpha(now_ms.saturating_sub(*at_ms) as f64, tau_ms)) {
+                *at_ms = now_ms;
+            }
+        }
         self.kept.at_ms = now_ms;
         self.changed = true;
     }
@@ -103,12 +133,14 @@ pub fn alpha(dt_ms: f64, tau_ms: f64) -> f64 {
     1.0 - (-dt_ms.max(LEAST_DT_MS) / tau_ms).exp()
 }
 
-fn move_to(average: &mut Option<f64>, sample: Option<f64>, alpha: f64) {
-    let Some(sample) = sample.filter(|sample| sample.is_finite() && *sample >= 0.0) else { return };
+/// Whether there was a sample.
+fn move_to(average: &mut Option<f64>, sample: Option<f64>, alpha: f64) -> bool {
+    let Some(sample) = sample.filter(|sample| sample.is_finite() && *sample >= 0.0) else { return false };
     *average = Some(match average.filter(|average| average.is_finite()) {
         Some(average) => average + alpha * (sample - average),
         None => sample,
     });
+    true
 }
 
 #[cfg(test)]
@@ -166,6 +198,47 @@ mod tests {
         let again = Moving::from(serde_json::from_str::<Kept>(&json).unwrap());
         assert_eq!(again.value(9_000_000, TAU).e2e_ms, Some(250.0));
         assert_eq!(again.value(9_000_000, TAU).ttft_ms, None);
+    }
+
+    #[test]
+    fn a_figure_that_few_requests_have_moves_by_its_own_clock() {
+        let mut moving = Moving::default();
+        let streamed = |ttft_ms: u64| {
+            let mut served = Served::default();
+            served.add(&Sample { ttft_ms: Some(ttft_ms), ..Sample::default() });
+            served
+        };
+        moving.add(&streamed(100), 1_000, TAU);
+        // Every second something without a stream; after three times tau one with.
+        run(&mut moving, 2, 182, 50, 1);
+        moving.add(&streamed(1_000), 182_000, TAU);
+        let ttft_ms = moving.value(183_000, TAU).ttft_ms.unwrap();
+        assert!((945.0..965.0).contains(&ttft_ms), "{ttft_ms}"); // 95 % of the way from 100
+    }
+
+    #[test]
+    fn what_was_stored_with_one_time_counts_with_that_and_each_figure_is_heard_for_itself() {
+        let old: Kept = serde_json::from_str(r#"{"ttft_ms": 100.0, "e2e_ms": 50.0, "at_ms": 1000}"#).unwrap();
+        let mut moving = Moving::from(old);
+        moving.add(&served(100, 1), 60_000, TAU);
+        let after_tau = moving.value(61_000, TAU).e2e_ms.unwrap();
+        assert!((81.0..82.0).contains(&after_tau), "{after_tau}"); // 50 + 63.2 % of 50
+        let ours = moving.take(61_000, TAU).unwrap();
+        let mut theirs = Moving::from(old);
+        let mut streamed = Served::default();
+        streamed.add(&Sample { ttft_ms: Some(900), ..Sample::default() });
+        theirs.add(&streamed, 30_000, TAU);
+        let theirs = theirs.take(31_000, TAU).unwrap();
+        moving.hear(theirs);
+        let value = moving.value(61_000, TAU);
+        assert_eq!((value.ttft_ms, value.e2e_ms), (theirs.averages.ttft_ms, ours.averages.e2e_ms));
+        assert!(value.ttft_ms.is_some_and(|ttft_ms| ttft_ms > 400.0), "{value:?}");
+        // Where no request streams nothing is known of that, however new the rest is.
+        let mut elsewhere = Moving::default();
+        elsewhere.add(&served(70, 1), 90_000, TAU);
+        moving.hear(elsewhere.take(91_000, TAU).unwrap());
+        let heard = moving.value(91_000, TAU);
+        assert_eq!((heard.ttft_ms, heard.e2e_ms), (value.ttft_ms, Some(70.0)));
     }
 
     #[test]

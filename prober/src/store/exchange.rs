@@ -89,17 +89,18 @@ impl Store {
     pub(super) async fn try_lease(&self) {
         let asked = Instant::now();
         let answer = self.inner.backend.lease(&self.inner.who, TTL).await;
+        let now = Instant::now();
         self.inner.lease.send_if_modified(|lease| {
             let before = lease.clone();
             *lease = match answer {
-                Ok(holder) => Lease::answered(holder, &self.inner.who, asked, self.is_shared()),
-                Err(_) => before.clone().unanswered(Instant::now()),
+                Ok(holder) => Lease::answered(holder, &self.inner.who, asked, now, self.is_shared()),
+                Err(_) => before.clone().unanswered(now),
             };
             let changed = before.current_fence() != lease.current_fence() || before.is_others() != lease.is_others();
             if changed && self.is_shared() {
                 match &*lease {
                     Lease::Mine { fence, .. } => tracing::info!(fence, "this prober measures"),
-                    Lease::Others(holder) => tracing::info!(prober = holder.who, "another prober measures"),
+                    Lease::Others { holder, .. } => tracing::info!(prober = holder.who, "another prober measures"),
                     Lease::Unknown => tracing::warn!("nobody measures until the store answers"),
                 }
             }

@@ -14,22 +14,20 @@
 //! small command. A revision that is lower than the one seen, or another generation, means that the store has lost
 //! something, and everything is loaded. One server, or what behaves like one; not Redis Cluster.
 
+mod link;
+
 use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, IntoConnectionInfo, RedisError, Script};
 
 use super::backend::{Backend, Cursor, Found, LeaseHolder, StoreError};
 use super::entry::{Entry, Key, Stamp, Table};
+use link::Link;
 
 /// Before every key. The number is that of the layout.
 const PREFIX: &str = "weighbridge:1:";
-/// How long one command may take.
-const ANSWER: Duration = Duration::from_secs(1);
-/// How long it may take to connect.
-const CONNECT: Duration = Duration::from_secs(1);
 
 /// A URL that names a Redis. Shown without user, password and options.
 #[derive(Clone, PartialEq, Eq)]
@@ -86,8 +84,7 @@ fn install_tls() {
 /// A Redis.
 pub struct Redis {
     url: RedisUrl,
-    /// Connects at the first command, and again after every failure.
-    connection: ConnectionManager,
+    link: Link,
     /// For a store that has none.
     generation: String,
     write: Script,
@@ -111,14 +108,9 @@ impl Redis {
     pub fn new(url: RedisUrl, generation: String) -> Result<Self, StoreError> {
         install_tls();
         let failed = |error: RedisError| StoreError::Redis { place: url.to_string(), reason: error.to_string() };
-        let config = ConnectionManagerConfig::new()
-            .set_number_of_retries(0)
-            .set_connection_timeout(Some(CONNECT))
-            .set_response_timeout(Some(ANSWER));
-        let client = Client::open(url.0.as_str()).map_err(failed)?;
-        let connection = ConnectionManager::new_lazy_with_config(client, config).map_err(failed)?;
+        let link = Link::new(url.0.as_str()).map_err(failed)?;
         Ok(Redis {
-            connection,
+            link,
             generation,
             write: Script::new(include_str!("redis/write.lua")),
             changes: Script::new(include_str!("redis/changes.lua")),
@@ -132,6 +124,25 @@ impl Redis {
     fn failed(&self, error: &RedisError) -> StoreError {
         StoreError::Redis { place: self.url.to_string(), reason: error.to_string() }
     }
+
+    /// Asks over the connection that there is, and leaves that behind when the answer says that another may do better.
+    async fn ask<T: redis::FromRedisValue>(&self, what: Ask<'_>) -> Result<T, StoreError> {
+        let (nth, mut connection) = self.link.current();
+        let answer = match what {
+            Ask::Script(call) => call.invoke_async(&mut connection).await,
+            Ask::Pipe(pipe) => pipe.query_async(&mut connection).await,
+        };
+        answer.map_err(|error| {
+            self.link.failed(nth, &error);
+            self.failed(&error)
+        })
+    }
+}
+
+/// What is sent.
+enum Ask<'a> {
+    Script(&'a redis::ScriptInvocation<'a>),
+    Pipe(&'a redis::Pipeline),
 }
 
 #[async_trait]
@@ -150,8 +161,7 @@ impl Backend for Redis {
         for table in Table::ALL {
             all.hgetall(format!("{PREFIX}{}", table.name()));
         }
-        let values: Vec<redis::Value> =
-            all.query_async(&mut self.connection.clone()).await.map_err(|error| self.failed(&error))?;
+        let values: Vec<redis::Value> = self.ask(Ask::Pipe(&all)).await?;
         let mut values = values.into_iter();
         let mut next = || values.next().unwrap_or(redis::Value::Nil);
         let wrong = |error: redis::ParsingError| self.failed(&error.into());
@@ -168,8 +178,8 @@ impl Backend for Redis {
 
     async fn changes(&self, since: &Cursor) -> Result<Option<Found>, StoreError> {
         let mut asked = self.changes.key(PREFIX);
-        let answer = asked.arg(since.revision).invoke_async(&mut self.connection.clone()).await;
-        let (generation, revision, found): (String, u64, Vec<String>) = answer.map_err(|error| self.failed(&error))?;
+        let (generation, revision, found): (String, u64, Vec<String>) =
+            self.ask(Ask::Script(asked.arg(since.revision))).await?;
         // A store that was empty when it was read gets its generation with its first write.
         let fresh = since.generation.is_empty() && since.revision == 0;
         if revision < since.revision || (generation != since.generation && !fresh) {
@@ -188,7 +198,7 @@ impl Backend for Redis {
         for entry in entries {
             call.arg(entry.table.name()).arg(&entry.key).arg(entry.encoded()).arg(entry.fence.unwrap_or(0));
         }
-        call.invoke_async(&mut self.connection.clone()).await.map_err(|error| self.failed(&error))
+        self.ask(Ask::Script(&call)).await
     }
 
     async fn forget(&self, removals: &[(Key, Stamp)]) -> Result<(), StoreError> {
@@ -199,20 +209,19 @@ impl Backend for Redis {
         for ((table, key), stamp) in removals {
             call.arg(table.name()).arg(key).arg(format!("{stamp} "));
         }
-        call.invoke_async(&mut self.connection.clone()).await.map_err(|error| self.failed(&error))
+        self.ask(Ask::Script(&call)).await
     }
 
     async fn lease(&self, who: &str, ttl: Duration) -> Result<LeaseHolder, StoreError> {
         let mut call = self.lease.key(PREFIX);
         call.arg(who).arg(ttl.as_millis() as u64);
-        let answer = call.invoke_async(&mut self.connection.clone()).await;
-        let (who, fence) = answer.map_err(|error| self.failed(&error))?;
+        let (who, fence) = self.ask(Ask::Script(&call)).await?;
         Ok(LeaseHolder { who, fence })
     }
 
     async fn release(&self, who: &str) -> Result<(), StoreError> {
         let mut call = self.release.key(PREFIX);
-        call.arg(who).invoke_async(&mut self.connection.clone()).await.map_err(|error| self.failed(&error))
+        self.ask(Ask::Script(call.arg(who))).await
     }
 }
 
