@@ -108,7 +108,7 @@ pub struct CandidateRecord<'a> {
     pub cap: u32,
     /// Tokens that the requests in flight still have to compute or generate, by estimate.
     pub pending_tokens: u32,
-    /// What is compared, to two places: requests in flight per weight, or pending tokens per weight where the policy is
+    /// What is compared (two places are written): requests in flight per weight, or pending tokens per weight where the policy is
     /// `least_pending_tokens`.
     pub load: f64,
     /// Whether it was among those compared.
@@ -205,10 +205,6 @@ fn shown(endpoints: usize, first: &[&[usize]]) -> Vec<usize> {
     shown
 }
 
-fn hundredths(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
-}
-
 impl<'a> Decision<'a> {
     /// The record of an admitted request.
     #[must_use]
@@ -275,7 +271,7 @@ impl<'a> Decision<'a> {
                 in_flight: load.total(),
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
-                load: hundredths(f64::from(pool.policy.carried(&load)) / endpoint.weight.get()),
+                load: f64::from(pool.policy.carried(&load)) / endpoint.weight.get(),
                 drawn: pick.is_some_and(|pick| pick.drawn.contains(index)),
                 excluded: survey.excluded.get(*index).copied().flatten().map(Exclusion::as_str),
                 elsewhere: load.elsewhere,
@@ -309,173 +305,169 @@ impl<'a> Decision<'a> {
     /// Compact JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut json = Json(String::with_capacity(256 + 128 * self.candidates.len()));
-        json.open('{');
+        let mut json = Json::with_capacity(640 + 160 * self.candidates.len());
+        json.put("{");
         if self.time_ms > 0 {
-            json.number("time_ms", self.time_ms);
+            json.number(r#""time_ms":"#, self.time_ms);
+            json.put(",");
         }
-        json.text("pool", self.pool);
-        json.number("snapshot", self.snapshot);
-        json.text("policy", self.policy);
-        json.text("reason", self.reason);
+        json.text(r#""pool":""#, self.pool);
+        json.number(r#","snapshot":"#, self.snapshot);
+        json.text(r#","policy":""#, self.policy);
+        json.text(r#","reason":""#, self.reason);
         if let Some(picked) = self.picked {
-            json.text("picked", picked);
+            json.text(r#","picked":""#, picked);
         }
         if !self.hosts.is_empty() {
-            json.texts("hosts", &self.hosts);
+            json.texts(r#","hosts":["#, &self.hosts);
         }
-        json.key("candidates");
-        json.open('[');
+        json.put(r#","candidates":["#);
+        let mut before = r#"{"id":""#;
         for candidate in &self.candidates {
-            json.comma();
-            candidate.write(&mut json);
+            candidate.write(before, &mut json);
+            before = r#",{"id":""#;
         }
-        json.close(']');
+        json.put("]");
         if self.omitted.endpoints > 0 {
-            json.number("omitted", self.omitted.endpoints as u64);
+            json.number(r#","omitted":"#, self.omitted.endpoints as u64);
         }
         if !self.omitted.excluded.is_empty() {
-            json.key("omitted_excluded");
-            json.open('{');
+            let mut before = r#","omitted_excluded":{""#;
             for (why, count) in &self.omitted.excluded {
-                json.number(why.as_str(), *count as u64);
+                json.text(before, why.as_str());
+                json.number(":", *count as u64);
+                before = ",\"";
             }
-            json.close('}');
+            json.put("}");
         }
-        json.number("prompt_tokens", self.prompt_tokens);
-        json.number("output_tokens", self.output_tokens);
+        json.number(r#","prompt_tokens":"#, self.prompt_tokens);
+        json.number(r#","output_tokens":"#, self.output_tokens);
         if let Some(prefix) = &self.prefix {
-            json.key("prefix");
             prefix.write(&mut json);
         }
         if let Some(queue) = self.queue {
-            json.key("queue");
-            json.open('{');
-            json.number("ticket", queue.ticket);
-            json.number("position", queue.position);
-            json.number("wait_ms", queue.wait_ms);
-            json.close('}');
+            json.number(r#","queue":{"ticket":"#, queue.ticket);
+            json.number(r#","position":"#, queue.position);
+            json.number(r#","wait_ms":"#, queue.wait_ms);
+            json.put("}");
         }
         if let Some(pool) = self.spilled_from {
-            json.text("spilled_from", pool);
+            json.text(r#","spilled_from":""#, pool);
         }
         if let Some(signals) = self.signals {
-            json.text("signals", signals);
+            json.text(r#","signals":""#, signals);
         }
         if let Some(shadow) = &self.shadow {
-            json.key("shadow");
             shadow.write(&mut json);
         }
         if let Some(result) = &self.result {
-            json.key("result");
             result.write(&mut json);
         }
-        json.close('}');
-        json.0
+        json.put("}");
+        json.finish()
     }
 }
 
 impl CandidateRecord<'_> {
-    fn write(&self, json: &mut Json) {
-        json.open('{');
-        json.text("id", self.id);
-        json.hundredths("weight", self.weight);
-        json.number("in_flight", self.in_flight.into());
-        json.number("cap", self.cap.into());
-        json.number("pending_tokens", self.pending_tokens.into());
-        json.hundredths("load", self.load);
+    fn write(&self, before: &str, json: &mut Json) {
+        json.text(before, self.id);
+        json.decimal(r#","weight":"#, self.weight, 2);
+        json.number(r#","in_flight":"#, self.in_flight.into());
+        json.number(r#","cap":"#, self.cap.into());
+        json.number(r#","pending_tokens":"#, self.pending_tokens.into());
+        json.decimal(r#","load":"#, self.load, 2);
         if self.drawn {
-            json.yes("drawn");
+            json.put(r#","drawn":true"#);
         }
         if let Some(excluded) = self.excluded {
-            json.text("excluded", excluded);
+            json.text(r#","excluded":""#, excluded);
         }
         if self.elsewhere > 0 {
-            json.number("elsewhere", self.elsewhere.into());
+            json.number(r#","elsewhere":"#, self.elsewhere.into());
         }
         if let Some(score) = self.score {
-            json.thousandths("score", score);
+            json.decimal(r#","score":"#, score, 3);
         }
         if !self.terms.is_empty() {
-            json.key("terms");
-            json.open('{');
+            let mut before = r#","terms":{""#;
             for (term, value) in &self.terms {
-                json.thousandths(term, *value);
+                json.text(before, term);
+                json.decimal(":", *value, 3);
+                before = ",\"";
             }
-            json.close('}');
+            json.put("}");
         }
-        json.close('}');
+        json.put("}");
     }
 }
 
 impl ShadowRecord<'_> {
     fn write(&self, json: &mut Json) {
-        json.open('{');
-        json.text("policy", self.policy);
+        json.text(r#","shadow":{"policy":""#, self.policy);
         if let Some(picked) = self.picked {
-            json.text("picked", picked);
+            json.text(r#","picked":""#, picked);
         }
         if self.routed {
-            json.yes("routed");
+            json.put(r#","routed":true"#);
         }
-        for (key, difference) in [("load_difference", self.load_difference), ("cost_difference", self.cost_difference)]
-        {
-            if let Some(difference) = difference {
-                json.thousandths(key, difference);
-            }
+        if let Some(difference) = self.load_difference {
+            json.decimal(r#","load_difference":"#, difference, 3);
         }
-        json.close('}');
+        if let Some(difference) = self.cost_difference {
+            json.decimal(r#","cost_difference":"#, difference, 3);
+        }
+        json.put("}");
     }
 }
 
 impl PrefixRecord<'_> {
     fn write(&self, json: &mut Json) {
-        json.open('{');
-        json.texts("holders", &self.holders);
-        json.number("matched_tokens", self.matched_tokens);
+        json.texts(r#","prefix":{"holders":["#, &self.holders);
+        json.number(r#","matched_tokens":"#, self.matched_tokens);
         if self.out_of_reach_tokens > 0 {
-            json.number("out_of_reach_tokens", self.out_of_reach_tokens);
+            json.number(r#","out_of_reach_tokens":"#, self.out_of_reach_tokens);
         }
         if let Some(Weighed { missing_tokens, allowance }) = self.weighed {
-            json.number("missing_tokens", missing_tokens);
-            json.hundredths("allowance", allowance);
+            json.number(r#","missing_tokens":"#, missing_tokens);
+            json.decimal(r#","allowance":"#, allowance, 2);
         }
-        json.close('}');
+        json.put("}");
     }
 }
 
 impl ResultRecord<'_> {
     fn write(&self, json: &mut Json) {
-        json.open('{');
+        json.put(r#","result":{"#);
         if let Some(endpoint) = self.endpoint {
-            json.text("endpoint", endpoint);
+            json.text(r#""endpoint":""#, endpoint);
+            json.put(",");
         }
-        json.number("status", self.status.into());
-        json.number("attempts", self.attempts.into());
-        for (key, number) in [
-            ("ttft_ms", self.ttft_ms),
-            ("duration_ms", Some(self.duration_ms)),
-            ("prompt_tokens", self.prompt_tokens),
-            ("cached_tokens", self.cached_tokens),
-            ("completion_tokens", self.completion_tokens),
+        json.number(r#""status":"#, self.status.into());
+        json.number(r#","attempts":"#, self.attempts.into());
+        for (before, number) in [
+            (r#","ttft_ms":"#, self.ttft_ms),
+            (r#","duration_ms":"#, Some(self.duration_ms)),
+            (r#","prompt_tokens":"#, self.prompt_tokens),
+            (r#","cached_tokens":"#, self.cached_tokens),
+            (r#","completion_tokens":"#, self.completion_tokens),
         ] {
             if let Some(number) = number {
-                json.number(key, number);
+                json.number(before, number);
             }
         }
         if let Some(finish) = self.finish {
-            json.text("finish", finish);
+            json.text(r#","finish":""#, finish);
         }
         if self.error {
-            json.yes("error");
+            json.put(r#","error":true"#);
         }
         if !self.tried.is_empty() {
-            json.texts("tried", &self.tried);
+            json.texts(r#","tried":["#, &self.tried);
         }
         if let Some(details) = &self.details {
-            json.foreign("details", details);
+            json.foreign(r#","details":""#, details);
         }
-        json.close('}');
+        json.put("}");
     }
 }
 

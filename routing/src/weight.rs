@@ -56,7 +56,7 @@ impl Weight {
     /// The value in hundredths, exactly; for comparing loads without rounding.
     #[must_use]
     pub fn hundredths(self) -> u32 {
-        (self.0 * 100.0).round() as u32
+        (self.0 * 100.0 + 0.5) as u32
     }
 
     /// `0.01 * 134` is 1.34 only up to the last bit; dividing by 100 gives the double that prints as `1.34`.

@@ -12,6 +12,7 @@
 //! Cost of an offer: one logarithm, and a scan over the keys when the room is full. An offer that is declined builds
 //! nothing.
 
+use super::json::Json;
 use crate::rng::SplitMix64;
 
 /// The most bytes of records that wait for one batch.
@@ -122,35 +123,32 @@ impl Batch {
     #[must_use]
     pub fn to_json(&self, envoy: &str, vm: u64, dropped: u64) -> String {
         let length: usize = self.records.iter().map(|record| record.len() + 1).sum();
-        let mut json = super::json::Json(String::with_capacity(length + envoy.len() + 144));
-        json.open('{');
-        json.foreign("envoy", envoy);
-        json.text("vm", &format!("{vm:016x}"));
-        json.number("batch", self.number);
-        json.number("seen", self.seen);
-        json.number("dropped", dropped);
-        json.key("decisions");
-        json.open('[');
+        let mut json = Json::with_capacity(length + envoy.len() + 144);
+        json.foreign(r#"{"envoy":""#, envoy);
+        json.text(r#","vm":""#, &format!("{vm:016x}"));
+        json.number(r#","batch":"#, self.number);
+        json.number(r#","seen":"#, self.seen);
+        json.number(r#","dropped":"#, dropped);
+        let mut before = r#","decisions":["#;
         for record in &self.records {
-            json.comma();
-            json.0.push_str(record);
+            json.put(before);
+            json.put(record);
+            before = ",";
         }
-        json.close(']');
-        json.close('}');
-        json.0
+        json.put(if self.records.is_empty() { r#","decisions":[]}"# } else { "]}" });
+        json.finish()
     }
 }
 
 /// A record with the request's id in front. Ids of a mesh can be anything, so it is escaped.
 #[must_use]
 pub fn with_request_id(record: &str, id: &str) -> String {
-    let mut json = super::json::Json(String::with_capacity(record.len() + id.len() + 20));
-    json.open('{');
-    json.foreign("request_id", id);
+    let mut json = Json::with_capacity(record.len() + id.len() + 20);
+    json.foreign(r#"{"request_id":""#, id);
+    json.put(",");
     // The rest of an object that has members.
-    json.comma();
-    json.0.push_str(record.strip_prefix('{').unwrap_or(record));
-    json.0
+    json.put(record.strip_prefix('{').unwrap_or(record));
+    json.finish()
 }
 
 #[cfg(test)]

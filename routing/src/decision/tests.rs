@@ -108,6 +108,39 @@ fn a_record_says_everything_that_is_known() {
     assert_eq!(json_of(&full()), expected);
 }
 
+// Access logs are compared and searched as text.
+#[test]
+fn a_record_has_always_the_same_bytes() {
+    let expected = concat!(
+        r#"{"time_ms":1764000000000,"pool":"qwen-27b","snapshot":1764000000000,"policy":"p2c","reason":"holder""#,
+        r#","picked":"a","hosts":["a","b"],"candidates":[{"id":"a","weight":1.34,"in_flight":10,"cap":32"#,
+        r#","pending_tokens":900,"load":7.46,"drawn":true,"elsewhere":2,"score":997.0,"terms":{"active":1000.0"#,
+        r#","throughput":-3.0}},{"id":"b","weight":1.34,"in_flight":10,"cap":32,"pending_tokens":900,"load":7.46"#,
+        r#","excluded":"at_cap"}],"omitted":3,"omitted_excluded":{"at_cap":2},"prompt_tokens":8100"#,
+        r#","output_tokens":128,"prefix":{"holders":["a"],"matched_tokens":8000,"out_of_reach_tokens":9000"#,
+        r#","missing_tokens":0,"allowance":7.6},"queue":{"ticket":90,"position":3,"wait_ms":1200}"#,
+        r#","spilled_from":"other","signals":"stale","shadow":{"policy":"score","picked":"b","routed":true"#,
+        r#","load_difference":-0.5,"cost_difference":107.046},"result":{"endpoint":"a","status":200,"attempts":2"#,
+        r#","ttft_ms":40,"duration_ms":900,"prompt_tokens":8090,"cached_tokens":8000,"completion_tokens":64"#,
+        r#","finish":"stop","error":true,"tried":["b","a"],"details":"downstream_remote_disconnect"}}"#,
+    );
+    assert_eq!(full().to_json(), expected);
+}
+
+#[test]
+fn numbers_are_rounded_as_everywhere() {
+    for number in
+        [4.999_999_999_999_999e-3, 0.005, 0.015, -0.005, -0.0049, 0.125, 2.675, 99.995, 1e8, 4503599627370497.5, 1e300]
+    {
+        let mut json = Json::with_capacity(0);
+        json.decimal("", number, 2);
+        let (whole, parts) = ((number * 100.0).round() as i64 / 100, ((number * 100.0).round() as i64 % 100).abs());
+        let sign = if number <= -0.005 && whole == 0 { "-" } else { "" };
+        let expected = format!("{sign}{whole}.{parts:02}");
+        assert_eq!(json.finish(), expected.strip_suffix('0').unwrap_or(&expected));
+    }
+}
+
 #[test]
 fn readers_see_what_is_written() {
     for written in [decision(), full()] {

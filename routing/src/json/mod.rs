@@ -86,8 +86,23 @@ pub trait Sink {
     fn number(&mut self, piece: &[u8]);
     /// The key, string or number that began last is complete; `offset` is the first byte after it.
     fn end(&mut self, offset: u64);
+    /// A key or string that is short, without escapes and ASCII, from its beginning to its end: instead of a piece of text
+    /// and an end.
+    fn word(&mut self, word: &[u8], offset: u64) {
+        match self.mode() {
+            _ if word.is_empty() => {}
+            Mode::Skip => {}
+            Mode::Raw => self.raw(word, word.len()),
+            Mode::Decoded => self.text(std::str::from_utf8(word).unwrap_or_default()),
+        }
+        self.end(offset);
+    }
     /// A container ends; `depth` is the number of containers around it, `offset` the first byte after it.
     fn close(&mut self, depth: usize, offset: u64);
+    /// Whether [`Scanner::feed_some`] is to stop here, for a look at what comes.
+    fn pauses(&self) -> bool {
+        false
+    }
 }
 
 /// Why a text is not JSON.

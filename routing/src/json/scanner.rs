@@ -1,7 +1,7 @@
 //! The state machine.
 
 use super::number::Number;
-use super::text::{Batch, Run, escaped, hex, hex4, run};
+use super::text::{Batch, Run, escaped, hex, hex4, run, word};
 use super::utf8::valid_prefix;
 use super::{JsonError, Kind, MAX_DEPTH, Mode, Problem, Sink};
 
@@ -76,6 +76,19 @@ impl Scanner {
     /// When the text so far cannot be the beginning of JSON; the scanner must not be fed again.
     pub fn feed(&mut self, piece: &[u8], sink: &mut impl Sink) -> Result<(), JsonError> {
         let mut rest = piece;
+        while !rest.is_empty() {
+            let took = self.feed_some(rest, sink)?;
+            rest = rest.get(took..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Reads the next piece, or as much of it as the sink wants. Returns how many bytes that is.
+    ///
+    /// # Errors
+    /// As [`Scanner::feed`].
+    pub fn feed_some(&mut self, piece: &[u8], sink: &mut impl Sink) -> Result<usize, JsonError> {
+        let mut rest = piece;
         while let Some((&byte, after)) = rest.split_first() {
             let took = match self.state {
                 State::Text { key } => self.text(rest, key, sink)?,
@@ -83,15 +96,15 @@ impl Scanner {
                 _ if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') && self.between_tokens() => {
                     1 + after.iter().take_while(|byte| matches!(**byte, b' ' | b'\t' | b'\n' | b'\r')).count()
                 }
-                _ => {
-                    self.byte(byte, sink)?;
-                    1
-                }
+                _ => 1 + self.byte(byte, after, sink)?,
             };
             self.offset += took as u64;
             rest = rest.get(took..).unwrap_or_default();
+            if sink.pauses() {
+                break;
+            }
         }
-        Ok(())
+        Ok(piece.len() - rest.len())
     }
 
     /// Says that the text is complete.
@@ -154,20 +167,21 @@ impl Scanner {
         sink.close(self.depth, self.offset + 1);
     }
 
-    /// One byte of structure, of a word or of an escape.
-    fn byte(&mut self, byte: u8, sink: &mut impl Sink) -> Result<(), JsonError> {
+    /// One byte of structure, of a word or of an escape. Returns how many of those after it went with it: a word in
+    /// quotes, the colon behind a key, the key behind a comma.
+    fn byte(&mut self, byte: u8, after: &[u8], sink: &mut impl Sink) -> Result<usize, JsonError> {
         match (self.state, byte) {
             (State::Value { or_end: true }, b']') | (State::Key { or_end: true }, b'}') => self.close(sink),
-            (State::Value { .. }, _) => self.begin(byte, sink)?,
-            (State::Key { .. }, b'"') => {
-                sink.key(self.depth, self.offset);
-                self.state = State::Text { key: true };
-            }
+            (State::Value { .. }, _) => return self.begin(byte, after, sink),
+            (State::Key { .. }, b'"') => return Ok(self.open_key(self.offset, after, sink)),
             (State::Key { or_end: true }, _) => return self.fail(Problem::Expected("a key or }")),
             (State::Key { .. }, _) => return self.fail(Problem::Expected("a key")),
             (State::Colon, b':') => self.state = State::Value { or_end: false },
             (State::Colon, _) => return self.fail(Problem::Expected(":")),
-            (State::CommaOrEnd, b',') if self.in_object() => self.state = State::Key { or_end: false },
+            (State::CommaOrEnd, b',') if self.in_object() => match after {
+                [b'"', after @ ..] => return Ok(1 + self.open_key(self.offset + 1, after, sink)),
+                _ => self.state = State::Key { or_end: false },
+            },
             (State::CommaOrEnd, b',') => self.state = State::Value { or_end: false },
             (State::CommaOrEnd, b'}') if self.in_object() => self.close(sink),
             (State::CommaOrEnd, b']') if !self.in_object() => self.close(sink),
@@ -184,10 +198,25 @@ impl Scanner {
             (State::Done, _) => return self.fail(Problem::Trailing),
             (State::Text { .. } | State::Number(_), _) => {}
         }
-        Ok(())
+        Ok(0)
     }
 
-    fn begin(&mut self, byte: u8, sink: &mut impl Sink) -> Result<(), JsonError> {
+    /// A key whose quote is at `offset`, with `after` behind it. Returns how many bytes of that it took, its colon included.
+    fn open_key(&mut self, offset: u64, after: &[u8], sink: &mut impl Sink) -> usize {
+        sink.key(self.depth, offset);
+        let Some(took) = quoted_word(offset, after, sink) else {
+            self.state = State::Text { key: true };
+            return 0;
+        };
+        if after.get(took) == Some(&b':') {
+            self.state = State::Value { or_end: false };
+            return took + 1;
+        }
+        self.state = State::Colon;
+        took
+    }
+
+    fn begin(&mut self, byte: u8, after: &[u8], sink: &mut impl Sink) -> Result<usize, JsonError> {
         let kind = match byte {
             b'{' => Kind::Object,
             b'[' => Kind::Array,
@@ -203,7 +232,13 @@ impl Scanner {
         match kind {
             Kind::Object => self.open(true)?,
             Kind::Array => self.open(false)?,
-            Kind::String => self.state = State::Text { key: false },
+            Kind::String => match quoted_word(self.offset, after, sink) {
+                Some(took) => {
+                    self.state = self.after_value();
+                    return Ok(took);
+                }
+                None => self.state = State::Text { key: false },
+            },
             Kind::Bool(true) => self.state = State::Word { rest: b"rue" },
             Kind::Bool(false) => self.state = State::Word { rest: b"alse" },
             Kind::Null => self.state = State::Word { rest: b"ull" },
@@ -212,7 +247,7 @@ impl Scanner {
                 self.state = State::Number(Number::begin(byte));
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     /// The bytes of a number that are here. Returns how many.
@@ -440,6 +475,15 @@ impl Scanner {
             hand_over(&mut batch, mode, sink);
         }
     }
+}
+
+/// A short text without anything special in it, behind the quote at `offset`: most keys, and many values. Returns how many
+/// bytes it has with its other quote; `None` where it has to be looked at in earnest.
+fn quoted_word(offset: u64, after: &[u8], sink: &mut impl Sink) -> Option<usize> {
+    let word = word(after)?;
+    let took = word.len() + 1;
+    sink.word(word, offset + 1 + took as u64);
+    Some(took)
 }
 
 fn add<const N: usize>(batch: &mut Batch<N>, character: char, mode: Mode, source: usize, sink: &mut impl Sink) {

@@ -5,7 +5,7 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod vectors {
-    use std::arch::wasm32::{i8x16_bitmask, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128, v128_or};
+    use std::arch::wasm32::{i8x16_bitmask, i8x16_lt, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128, v128_or};
 
     /// 64 bytes of text.
     #[derive(Debug, Clone, Copy)]
@@ -68,6 +68,17 @@ mod vectors {
         pub(in super::super) fn slashes(&self) -> u64 {
             self.mask(|bytes| u8x16_eq(bytes, u8x16_splat(b'/')))
         }
+    }
+
+    /// See the other one.
+    #[inline]
+    pub(in super::super) fn first_special(bytes: &[u8; 16]) -> usize {
+        let both = u128::from_le_bytes(*bytes);
+        let bytes = u64x2(both as u64, (both >> 64) as u64);
+        // Signed, bytes above 127 are below zero.
+        let other = i8x16_lt(bytes, u8x16_splat(0x20));
+        let special = v128_or(v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), is_backslash(bytes)), other);
+        i8x16_bitmask(special).trailing_zeros() as usize
     }
 
     fn is_end(bytes: v128) -> v128 {
@@ -144,6 +155,13 @@ mod vectors {
         }
     }
 
+    /// Where the first quote, backslash, control character or byte above 127 is; 16 or more when there is none.
+    #[inline]
+    pub(in super::super) fn first_special(bytes: &[u8; 16]) -> usize {
+        let special = |byte: &u8| !byte.is_ascii() || matches!(byte, b'"' | b'\\' | 0..0x20);
+        bytes.iter().position(special).unwrap_or(16)
+    }
+
     fn is_no_end(word: u64) -> u64 {
         is_not(word, b'"') & not_zero(word & (ONES * 0xE0))
     }
@@ -158,7 +176,7 @@ mod vectors {
     }
 }
 
-pub(super) use vectors::Block;
+pub(super) use vectors::{Block, first_special};
 
 /// The bytes that stand behind a backslash which is not itself behind one. `carried` is 1 when the last byte of the block
 /// before was such a backslash, and then says the same of this one.

@@ -1,7 +1,7 @@
 //! Runs of text inside a string, and what `\u` escapes become.
 
 use super::Mode;
-use super::simd::{Block, behind_backslashes};
+use super::simd::{Block, behind_backslashes, first_special};
 
 /// Text in which nothing has to be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,14 @@ pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
             return Run { length: at, ascii };
         }
     }
+}
+
+/// What stands before the quote that ends a text, where that is among the next 16 bytes and everything before it is ASCII
+/// without escapes.
+pub(super) fn word(bytes: &[u8]) -> Option<&[u8]> {
+    let length = first_special(bytes.first_chunk()?);
+    let (word, after) = bytes.split_at_checked(length)?;
+    (after.first() == Some(&b'"') && length < 16).then_some(word)
 }
 
 /// Part of a run.
@@ -223,6 +231,13 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_word_is_what_a_slow_reader_takes_for_one(bytes in proptest::collection::vec(prop_oneof![4 => 32u8..128, 1 => Just(b'"'), 1 => any::<u8>()], 0..40)) {
+            let length = bytes.iter().position(|byte| !byte.is_ascii() || matches!(byte, b'"' | b'\\' | 0..0x20));
+            let length = length.filter(|length| *length < 16 && bytes.len() >= 16 && bytes[*length] == b'"');
+            prop_assert_eq!(word(&bytes), length.map(|length| &bytes[..length]));
+        }
+
         #[test]
         fn a_run_ends_where_a_slow_reader_ends(text in "([a-z\u{e9}]{1,70}|\\\\|n|\"|\\\\\"|\n|u){0,12}", at in 0usize..9) {
             for mode in [Mode::Skip, Mode::Raw, Mode::Decoded] {

@@ -3,8 +3,6 @@
 //! Arrays of numbers that nobody asks for are not worth checking number by number: an answer with embeddings consists of
 //! megabytes of them. The scanner is shown such an array without its numbers, which are skipped 64 bytes at a time.
 
-use memchr::memchr;
-
 use super::reading::Reading;
 use crate::json::Scanner;
 
@@ -30,12 +28,11 @@ impl Document {
                 }
                 self.skipping = false;
             }
-            let up_to = memchr(b'[', rest).map_or(rest.len(), |at| at + 1);
-            let (part, after) = rest.split_at_checked(up_to).unwrap_or((rest, &[]));
-            self.broken = self.scanner.feed(part, &mut self.reading).is_err();
-            // A bracket in a string sets nothing.
+            match self.scanner.feed_some(rest, &mut self.reading) {
+                Ok(took) => rest = rest.get(took..).unwrap_or_default(),
+                Err(_) => self.broken = true,
+            }
             self.skipping = std::mem::take(&mut self.reading.in_fresh_array);
-            rest = after;
         }
     }
 

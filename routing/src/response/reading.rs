@@ -184,7 +184,9 @@ pub(super) struct Reading {
     next: Place,
     spelling: Spelling,
     text: Vec<u8>,
-    /// An array of no interest has begun. Whoever feeds up to a bracket takes it back.
+    /// The number so far, if it is a whole one.
+    number: Option<u64>,
+    /// An array of no interest has begun. Whoever feeds takes it back.
     pub(super) in_fresh_array: bool,
 }
 
@@ -220,9 +222,9 @@ impl Reading {
         depth.checked_sub(1).and_then(|depth| self.places.get(depth)).copied().unwrap_or_default()
     }
 
-    fn string(&mut self, place: Place) {
-        let text = self.text.as_slice();
+    fn string(&mut self, place: Place, text: &[u8]) {
         match place {
+            Place::Content => self.content |= !text.is_empty(),
             Place::Object => {
                 self.is_response = text == b"response";
                 self.error |= text == b"error";
@@ -288,7 +290,7 @@ impl Sink for Reading {
             }
             (Kind::Number, Place::Count(count)) => {
                 self.spelling = Spelling::Number(count);
-                self.text.clear();
+                self.number = Some(0);
                 return;
             }
             _ => Place::Other,
@@ -333,24 +335,39 @@ impl Sink for Reading {
     fn raw(&mut self, _: &[u8], _: usize) {}
 
     fn number(&mut self, piece: &[u8]) {
-        if matches!(self.spelling, Spelling::Number(_)) && self.text.len() + piece.len() <= MAX_TEXT {
-            self.text.extend_from_slice(piece);
+        if matches!(self.spelling, Spelling::Number(_)) {
+            self.number = piece.iter().fold(self.number, |number, digit| match digit {
+                b'0'..=b'9' => number?.checked_mul(10)?.checked_add(u64::from(digit - b'0')),
+                _ => None,
+            });
         }
     }
 
     fn close(&mut self, _: usize, _: u64) {}
 
-    fn end(&mut self, _: u64) {
-        match std::mem::take(&mut self.spelling) {
-            Spelling::Nothing => {}
-            Spelling::Key(around) => self.next = around.of_key(&self.text),
-            Spelling::Text(place) => self.string(place),
-            Spelling::Number(count) => {
-                // A count that is not a whole number is not a count.
-                if let Some(number) = std::str::from_utf8(&self.text).ok().and_then(|text| text.parse().ok()) {
-                    *self.usage.place(count) = Some(number);
-                }
+    fn end(&mut self, offset: u64) {
+        if let Spelling::Number(count) = self.spelling {
+            // A count that is not a whole number is not a count.
+            if let Some(number) = self.number {
+                *self.usage.place(count) = Some(number);
             }
+            self.spelling = Spelling::Nothing;
+            return;
         }
+        let text = std::mem::take(&mut self.text);
+        self.word(&text, offset);
+        self.text = text;
+    }
+
+    fn word(&mut self, word: &[u8], _: u64) {
+        match std::mem::take(&mut self.spelling) {
+            Spelling::Nothing | Spelling::Number(_) => {}
+            Spelling::Key(around) => self.next = around.of_key(word),
+            Spelling::Text(place) => self.string(place, word),
+        }
+    }
+
+    fn pauses(&self) -> bool {
+        self.in_fresh_array
     }
 }
