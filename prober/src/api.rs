@@ -98,6 +98,12 @@ mod tests {
             .filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next().map(str::to_owned))
             .collect();
         assert_eq!(described, routed);
+        // Whoever changes something may be told that it is not stored yet.
+        for (path, method) in
+            [("/v1/endpoints", "post"), ("/v1/endpoints/{id}", "delete"), ("/v1/endpoints/{id}/pin", "put")]
+        {
+            assert!(document["paths"][path][method]["responses"]["202"].is_object(), "{method} {path}");
+        }
         assert!(routed.len() >= 12);
     }
 }

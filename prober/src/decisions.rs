@@ -4,7 +4,7 @@
 //! record ([`weighbridge_routing::decision::record`]), how many a pool keeps (`decisions.keep`), and how many bytes these
 //! have as JSON ([`MAX_POOL_BYTES`]). The oldest go first.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
@@ -13,11 +13,16 @@ use weighbridge_routing::decision::record::Record;
 /// The most that one pool's records may have, in bytes of JSON.
 pub const MAX_POOL_BYTES: usize = 8 << 20;
 
+/// VMs whose last batch is remembered: every worker thread of every Envoy is one.
+pub const MAX_SENDERS: usize = 4_096;
+
 /// What one filter sends at a time.
 #[derive(Debug)]
 pub struct Batch {
     /// Which Envoy.
     pub envoy: String,
+    /// Which of its VMs, and which batch of that one, for those that say so: one that comes again is not taken again.
+    pub sender: Option<(String, u64)>,
     /// Requests that ended there since the last batch, told of or not.
     pub seen: u64,
     /// Records that were lost since the last batch, because the prober could not be reached.
@@ -33,6 +38,8 @@ pub struct Taken {
     pub kept: usize,
     /// The place of each that is not, and why.
     pub refused: Vec<(usize, String)>,
+    /// It came before, and has been taken then.
+    pub repeated: bool,
 }
 
 /// What to look for; records must match all of it.
@@ -76,6 +83,8 @@ pub struct Counts {
     pub refused: u64,
     /// Records that Envoys could not get through.
     pub dropped: u64,
+    /// Records of batches that had come before.
+    pub repeated: u64,
 }
 
 struct Kept {
@@ -110,10 +119,40 @@ impl Ring {
     }
 }
 
+/// The last batch of each VM. An answer that comes too late makes a filter send its batch once more.
+#[derive(Default)]
+struct Senders {
+    last: HashMap<(String, String), Last>,
+    heard: u64,
+}
+
+struct Last {
+    batch: u64,
+    /// Its place in the order in which batches came.
+    heard: u64,
+}
+
+impl Senders {
+    /// Whether this batch is the one that came last from there.
+    fn is_repeat(&mut self, envoy: &str, vm: String, batch: u64) -> bool {
+        self.heard += 1;
+        let sender = (envoy.to_owned(), vm);
+        if self.last.len() >= MAX_SENDERS
+            && !self.last.contains_key(&sender)
+            && let Some(oldest) = self.last.iter().min_by_key(|(_, last)| last.heard).map(|(sender, _)| sender.clone())
+        {
+            self.last.remove(&oldest);
+        }
+        let before = self.last.insert(sender, Last { batch, heard: self.heard });
+        before.is_some_and(|before| before.batch == batch)
+    }
+}
+
 #[derive(Default)]
 struct Inside {
     rings: BTreeMap<String, Ring>,
     counts: Counts,
+    senders: Senders,
 }
 
 /// The records of all pools.
@@ -133,7 +172,7 @@ impl Decisions {
     #[must_use]
     pub fn new<'a>(keep: usize, pools: impl Iterator<Item = &'a str>) -> Self {
         let rings = pools.map(|pool| (pool.to_owned(), Ring::default())).collect();
-        Decisions { keep, inside: Mutex::new(Inside { rings, counts: Counts::default() }) }
+        Decisions { keep, inside: Mutex::new(Inside { rings, ..Inside::default() }) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -146,6 +185,12 @@ impl Decisions {
         let records: Vec<_> = batch.records.into_iter().map(read).collect();
         let mut taken = Taken::default();
         let mut inside = self.lock();
+        if let Some((vm, nth)) = batch.sender
+            && inside.senders.is_repeat(&batch.envoy, vm, nth)
+        {
+            inside.counts.repeated += records.len() as u64;
+            return Taken { repeated: true, ..taken };
+        }
         for (place, record) in records.into_iter().enumerate() {
             let kept = record.and_then(|Kept { mut record, bytes }| {
                 let ring = inside.rings.get_mut(&record.pool);
@@ -229,7 +274,7 @@ mod tests {
     }
 
     fn batch(records: Vec<Value>) -> Batch {
-        Batch { envoy: "e".into(), seen: 100, dropped: 1, records }
+        Batch { envoy: "e".into(), sender: None, seen: 100, dropped: 1, records }
     }
 
     fn all() -> Search {
@@ -248,7 +293,32 @@ mod tests {
         assert_eq!((ids(&found), found.matched, found.kept), (vec!["r4", "r3", "r2"], 3, 3));
         assert_eq!(found.oldest_ms, Some(1_014));
         assert_eq!((found.records[0].envoy.as_deref(), found.records[0].received_ms), (Some("e"), 7_000));
-        assert_eq!(decisions.counts(), Counts { seen: 100, taken: 5, refused: 0, dropped: 1 });
+        assert_eq!(decisions.counts(), Counts { seen: 100, taken: 5, dropped: 1, ..Counts::default() });
+    }
+
+    #[test]
+    fn a_batch_that_comes_again_is_taken_once() {
+        let decisions = Decisions::new(100, ["p"].into_iter());
+        let from = |envoy: &str, vm: &str, nth: u64| Batch {
+            envoy: envoy.into(),
+            sender: Some((vm.into(), nth)),
+            ..batch(vec![record(nth)])
+        };
+        assert_eq!(decisions.take(from("e", "1", 7), 0).kept, 1);
+        let again = decisions.take(from("e", "1", 7), 1);
+        assert_eq!((again.repeated, again.kept), (true, 0));
+        assert_eq!(decisions.counts(), Counts { seen: 100, taken: 1, dropped: 1, repeated: 1, ..Counts::default() });
+        // Another VM, another Envoy, the next batch, and one that does not say which it is.
+        for other in [from("e", "2", 7), from("f", "1", 7), from("e", "1", 8), batch(vec![record(7)])] {
+            assert_eq!(decisions.take(other, 2).kept, 1);
+        }
+        // However many there are, only so many are remembered; the one that was silent longest is forgotten.
+        for vm in 0..MAX_SENDERS {
+            decisions.take(Batch { records: Vec::new(), ..from("many", &vm.to_string(), 1) }, 3);
+        }
+        assert_eq!(decisions.lock().senders.last.len(), MAX_SENDERS);
+        assert!(!decisions.take(from("e", "1", 8), 4).repeated);
+        assert!(decisions.take(Batch { records: Vec::new(), ..from("many", "4095", 1) }, 4).repeated);
     }
 
     #[test]

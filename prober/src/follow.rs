@@ -2,21 +2,17 @@
 //! bursts. Without others nothing ever comes.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Registration;
-use crate::members::{LEAVE_MS, resolve};
+use crate::members::LEAVE_MS;
+use crate::registrations;
 use crate::registry::{History, News, Origin, Registry};
 use crate::service::{Asked, Service, now_ms};
 use crate::store::{Key, Table};
-
-/// How long a name that another prober has resolved may take here.
-const RESOLVE: Duration = Duration::from_secs(2);
 
 /// Takes in what comes until `shutdown`.
 pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
@@ -25,7 +21,12 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return,
-            news = service.store.news() => take_in(&service, &news).await,
+            news = service.store.news() => {
+                // Names may take their time.
+                if shutdown.run_until_cancelled(take_in(&service, &news)).await.is_none() {
+                    return;
+                }
+            }
             changed = lease.changed() => {
                 if changed.is_err() {
                     return;
@@ -44,67 +45,54 @@ pub fn hear_of_the_lease(service: &Service) {
 }
 
 async fn take_in(service: &Service, news: &BTreeSet<Key>) {
-    let mut registrations = Vec::new();
-    for (_, id) in news.iter().filter(|(table, _)| *table == Table::Registrations) {
-        let registration: Option<Registration> = service.store.get(Table::Registrations, id);
-        let address = match &registration {
-            Some(registration) => resolved(registration).await,
-            None => None,
-        };
-        registrations.push((id, registration, address));
-    }
-    // Values are read under it, so that they are not older than what is changed here meanwhile.
-    let _order = service.order.lock().await;
-    let now = now_ms();
-    service.change(|registry| {
-        for (id, registration, address) in registrations {
-            registered(registry, id, registration, address, now);
-        }
-        for (table, key) in news {
-            if let Some(news) = read(service, *table, key) {
-                registry.learn(key, news, now);
+    let of = |wanted: Table| news.iter().filter(move |(table, _)| *table == wanted).map(|(_, id)| id);
+    let registered: Vec<(&String, Option<Registration>)> =
+        of(Table::Registrations).map(|id| (id, service.store.get(Table::Registrations, id))).collect();
+    let wanted: Vec<&Registration> = registered.iter().filter_map(|(_, registration)| registration.as_ref()).collect();
+    let addresses = registrations::resolved(&wanted).await;
+    // A change wakes whoever waits for one, and ends in reports to other probers. What these say of themselves is none: two
+    // probers would keep each other awake.
+    if news.iter().any(|(table, _)| !matches!(table, Table::Peers | Table::Demands)) {
+        // Values are read under it, so that they are not older than what is changed here meanwhile.
+        let _order = service.order.lock().await;
+        let now = now_ms();
+        service.change(|registry| {
+            for (id, registration) in &registered {
+                match registration {
+                    None => removed(registry, id, now),
+                    Some(registration) => {
+                        if let Some(address) = addresses.get(*id) {
+                            registrations::take_up(registry, registration.clone(), *address);
+                        }
+                    }
+                }
             }
-        }
-    });
-    service.members.notify_one();
-    for (_, id) in news.iter().filter(|(table, _)| *table == Table::Demands) {
+            for (table, key) in news {
+                if let Some(news) = read(service, *table, key) {
+                    registry.learn(key, news, now);
+                }
+            }
+        });
+    }
+    if !registered.is_empty() {
+        service.members.notify_one();
+    }
+    for id in of(Table::Demands) {
         if service.store.get::<Asked>(Table::Demands, id).is_none() {
             let last = service.read(|registry| registry.get(id).ok()?.history.back().cloned());
             last.inspect(|record| service.done_elsewhere(id, record));
+        } else {
+            service.wake.notify_waiters();
         }
     }
 }
 
-async fn resolved(registration: &Registration) -> Option<SocketAddr> {
-    let why = match tokio::time::timeout(RESOLVE, resolve(&registration.address)).await {
-        Ok(Ok(addresses)) => return addresses.first().copied(),
-        Ok(Err(why)) => why,
-        Err(_) => "no answer".to_owned(),
-    };
-    let (endpoint, address) = (&registration.id, &registration.address);
-    tracing::warn!(endpoint, address, why, "registered elsewhere, and not resolved here; it may register again");
-    None
-}
-
-fn registered(
-    registry: &mut Registry,
-    id: &str,
-    registration: Option<Registration>,
-    address: Option<SocketAddr>,
-    now: u64,
-) {
-    let Some(registration) = registration else {
-        if let Ok(endpoint) = registry.get_mut(id)
-            && endpoint.origin == Origin::Api
-        {
-            endpoint.leaving_at_ms.get_or_insert(now + LEAVE_MS);
-        }
-        return;
-    };
-    let Some(address) = address else { return };
-    let (pool, written) = registration.into_parts();
-    if let Err(error) = registry.register(&pool, written, address, Origin::Api) {
-        tracing::warn!(endpoint = id, %error, "registered elsewhere, and refused here");
+/// Another prober has removed a registration.
+fn removed(registry: &mut Registry, id: &str, now: u64) {
+    if let Ok(endpoint) = registry.get_mut(id)
+        && endpoint.origin == Origin::Api
+    {
+        endpoint.leaving_at_ms.get_or_insert(now + LEAVE_MS);
     }
 }
 
@@ -126,4 +114,45 @@ fn read(service: &Service, table: Table, key: &str) -> Option<News> {
         Table::Registrations | Table::Demands | Table::Peers => return None,
     };
     Some(news)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service;
+    use crate::store::Change;
+    use futures::FutureExt;
+    use serde_json::json;
+    use std::pin::pin;
+
+    /// Whether news of this table wake those who wait for changes.
+    async fn wakes(service: &Service, table: Table, key: &str) -> bool {
+        let mut woken = pin!(service.wake.notified());
+        woken.as_mut().enable();
+        take_in(service, &BTreeSet::from([(table, key.to_owned())])).await;
+        woken.now_or_never().is_some()
+    }
+
+    #[tokio::test]
+    async fn what_other_probers_say_of_themselves_wakes_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service::tests::service(dir.path()).await;
+        assert!(!wakes(&service, Table::Peers, "another").await);
+        assert!(wakes(&service, Table::Pins, "e").await);
+    }
+
+    #[tokio::test]
+    async fn registrations_of_another_prober_come_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service::tests::service(dir.path()).await;
+        let news = BTreeSet::from([(Table::Registrations, "e".to_owned())]);
+        let registration = json!({"pool": "p", "id": "e", "address": "127.0.0.1:9"});
+        service.store.put(vec![Change::put(Table::Registrations, "e", &registration).unwrap()]);
+        take_in(&service, &news).await;
+        let leaves = || service.read(|registry| registry.get("e").map(|endpoint| endpoint.leaving_at_ms.is_some()));
+        assert_eq!(leaves(), Ok(false));
+        service.store.put(vec![Change::remove(Table::Registrations, "e")]);
+        take_in(&service, &news).await;
+        assert_eq!(leaves(), Ok(true));
+    }
 }

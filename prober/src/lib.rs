@@ -7,7 +7,7 @@
 //! - [`scheduler`], [`probe`]: when to measure, and how.
 //! - [`caps`]: how many requests an endpoint may have at once (pure).
 //! - [`watch`], [`engine`], [`envoy_admin`]: what engines and Envoys say of themselves.
-//! - [`members`]: who belongs to the fleet.
+//! - [`members`], [`registrations`]: who belongs to the fleet.
 //! - [`store`]: what survives a restart, and what several probers share; [`follow`], [`peers`]: the other probers.
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
@@ -27,6 +27,7 @@ pub mod members;
 pub mod metrics;
 pub mod peers;
 pub mod probe;
+pub mod registrations;
 pub mod registry;
 pub mod scheduler;
 pub mod service;
@@ -37,16 +38,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use weighbridge_xds::{FilterSource, XdsError, XdsServer};
 
 use crate::config::Config;
-use crate::registry::Origin;
 use crate::service::Service;
-use crate::store::{Store, Table};
+use crate::store::Store;
 
 /// How long a stopping prober waits for answers under way.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -88,6 +88,11 @@ impl Running {
                     self.xds_shutdown.cancel();
                     done.context("xDS was lost").and_then(|done| done.context("xDS"))
                 }
+                // So is the store: without its task nothing is stored, and the lease runs out.
+                done = &mut self.store_task, if !self.store_shutdown.is_cancelled() => {
+                    self.store_shutdown.cancel();
+                    done.context("the store was lost").and_then(|()| Err(anyhow!("the store has ended")))
+                }
             };
             if done.is_err() && result.is_ok() {
                 result = done;
@@ -103,8 +108,10 @@ impl Running {
             result = result.and(done);
         }
         // The last to go: what the others have changed is to be stored.
-        self.store_shutdown.cancel();
-        result = result.and(self.store_task.await.context("the store was lost"));
+        if !self.store_shutdown.is_cancelled() {
+            self.store_shutdown.cancel();
+            result = result.and(self.store_task.await.context("the store was lost"));
+        }
         // The API's connections end a moment after its server says that they have. Whoever waits for the end may want to
         // open the store.
         let deadline = tokio::time::Instant::now() + LAST_WORD;
@@ -137,7 +144,6 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     let store_task = tokio::spawn(async move { store.run(stop).await });
     follow::hear_of_the_lease(&service);
     members::resolve_all(&service).await;
-    take_up_registrations(&service).await;
     let bind = |address: SocketAddr, field: &'static str| async move {
         TcpListener::bind(address).await.with_context(|| format!("{field} {address} cannot be bound"))
     };
@@ -147,49 +153,21 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
 
     let mut tasks = JoinSet::new();
     for pool in &service.config.pools {
-        let (service, name, shutdown) = (Arc::clone(&service), pool.wire.name.clone(), shutdown.clone());
-        tasks.spawn(async move {
-            scheduler::run(service, name, shutdown).await;
-            Ok(())
-        });
+        start(&mut tasks, scheduler::run(Arc::clone(&service), pool.wire.name.clone(), shutdown.clone()));
     }
-    let (following, stop) = (Arc::clone(&service), shutdown.clone());
-    tasks.spawn(async move {
-        follow::run(following, stop).await;
-        Ok(())
-    });
+    start(&mut tasks, follow::run(Arc::clone(&service), shutdown.clone()));
     if service.store.is_shared() {
-        let (reporting, stop) = (Arc::clone(&service), shutdown.clone());
-        tasks.spawn(async move {
-            peers::run(reporting, stop).await;
-            Ok(())
-        });
+        start(&mut tasks, peers::run(Arc::clone(&service), shutdown.clone()));
     }
-    let (members, stop) = (Arc::clone(&service), shutdown.clone());
-    tasks.spawn(async move {
-        members::run(members, stop).await;
-        Ok(())
-    });
+    start(&mut tasks, members::run(Arc::clone(&service), shutdown.clone()));
     for url in service.read(|registry| registry.gpus.urls()) {
-        let (service, shutdown) = (Arc::clone(&service), shutdown.clone());
-        tasks.spawn(async move {
-            watch::gpus(service, url, shutdown).await;
-            Ok(())
-        });
+        start(&mut tasks, watch::gpus(Arc::clone(&service), url, shutdown.clone()));
     }
-    let (averages, stop) = (Arc::clone(&service), shutdown.clone());
-    tasks.spawn(async move {
-        watch::averages(averages, stop).await;
-        Ok(())
-    });
+    start(&mut tasks, watch::averages(Arc::clone(&service), shutdown.clone()));
+    start(&mut tasks, stay_above(Arc::clone(&service), shutdown.clone()));
     let xds_shutdown = CancellationToken::new();
     let (serving, stop) = (xds.clone(), xds_shutdown.clone());
     let xds_task = tokio::spawn(async move { serving.serve(xds_listener, stop).await });
-    let (versions, stop) = (Arc::clone(&service), shutdown.clone());
-    tasks.spawn(async move {
-        stay_above(&versions, stop).await;
-        Ok(())
-    });
     let router = api::router(Arc::clone(&service), token);
     let stop = shutdown.clone();
     tasks.spawn(async move {
@@ -203,27 +181,16 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     Ok(Running { api, xds: xds_address, service, tasks, shutdown, xds_task, xds_shutdown, store_task, store_shutdown })
 }
 
-/// Endpoints that registered before the restart.
-async fn take_up_registrations(service: &Service) {
-    for (id, registration) in service.store.all::<api::Registration>(Table::Registrations) {
-        let address = match members::resolve(&registration.address).await {
-            Ok(addresses) => addresses.first().copied(),
-            Err(why) => {
-                tracing::warn!(endpoint = id, why, "its address cannot be resolved; it may register again");
-                None
-            }
-        };
-        let Some(address) = address else { continue };
-        let (pool, written) = registration.into_parts();
-        let result = service.change(|registry| registry.register(&pool, written, address, Origin::Api));
-        if let Err(error) = result {
-            tracing::warn!(endpoint = id, %error, "not taken up from the store");
-        }
-    }
+/// Starts a part that ends by itself only at shutdown, and cannot fail.
+fn start(tasks: &mut JoinSet<anyhow::Result<()>>, part: impl Future<Output = ()> + Send + 'static) {
+    tasks.spawn(async move {
+        part.await;
+        Ok(())
+    });
 }
 
 /// An Envoy that holds a higher version (of another prober, or from before the store was lost) would ignore ours.
-async fn stay_above(service: &Service, shutdown: CancellationToken) {
+async fn stay_above(service: Arc<Service>, shutdown: CancellationToken) {
     let mut changes = service.xds.changes();
     loop {
         tokio::select! {
@@ -237,5 +204,25 @@ async fn stay_above(service: &Service, shutdown: CancellationToken) {
         if service.xds.highest_seen_version() > service.version() {
             service.change(|_| ());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_prober_whose_store_is_lost_stops_and_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({
+            "api": {"listen": "127.0.0.1:0"}, "xds": {"listen": "127.0.0.1:0"}, "store": {"path": dir.path().join("s.redb")},
+            "pools": [{"name": "p", "models": ["m"]}],
+        });
+        let config = Config::parse(&config.to_string()).unwrap();
+        let running = run(config, CancellationToken::new()).await.unwrap();
+        running.store_task.abort();
+        let stopped = tokio::time::timeout(Duration::from_secs(20), running.stopped()).await;
+        let error = stopped.expect("it goes on without its store").unwrap_err();
+        assert!(error.to_string().contains("the store was lost"), "{error:#}");
     }
 }

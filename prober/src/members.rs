@@ -1,5 +1,5 @@
-//! Who belongs to the fleet: names of the configuration file are resolved, again and again; endpoints that leave are
-//! forgotten when they are empty; each that is there is watched.
+//! Who belongs to the fleet: names of the configuration file are resolved, again and again, and those of registrations
+//! until they do ([`crate::registrations`]); endpoints that leave are forgotten when they are empty; each that is there is watched.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use weighbridge_routing::snapshot::is_id;
 
 use crate::config;
+use crate::registrations;
 use crate::registry::Origin;
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Table};
@@ -63,7 +64,7 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
     while watchers.join_next().await.is_some() {}
 }
 
-/// Resolves every address of the file, and takes over what has changed.
+/// Resolves every address of the file, and takes over what has changed; and those of registrations that are not there yet.
 pub async fn resolve_all(service: &Service) {
     for pool in &service.config.pools {
         for written in &pool.endpoints {
@@ -81,6 +82,7 @@ pub async fn resolve_all(service: &Service) {
             }
         }
     }
+    registrations::take_up_missing(service).await;
 }
 
 /// Every address that `host:port` stands for.

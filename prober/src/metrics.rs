@@ -36,7 +36,10 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let cap_source = family("cap_source", "1 for where the cap in force comes from: hand, measured or weight");
     let knee = family("cap_knee", "The cap that the last sweep of concurrency gave");
     let capacity = family("pool_capacity", "Sum of the caps of the endpoints that take traffic");
-    let headroom = family("pool_headroom", "Slots of them that the engines' own counts leave free");
+    let headroom = family(
+        "pool_headroom",
+        "Slots of them that are free, as the engines tell, else the Envoys; none where nobody tells",
+    );
     let state = family("state", "1 for the state in force");
     let pinned = family("pinned", "1 where an operator has set the weight");
     let healthy = family("healthy", "1 where the health checks succeed");
@@ -61,7 +64,12 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let decisions = Family::<Labels, Counter>::default();
     metrics.register("decisions", "Decision records by result, since the prober started", decisions.clone());
     let counts = service.decisions.counts();
-    for (result, count) in [("kept", counts.taken), ("refused", counts.refused), ("dropped", counts.dropped)] {
+    for (result, count) in [
+        ("kept", counts.taken),
+        ("refused", counts.refused),
+        ("dropped", counts.dropped),
+        ("repeated", counts.repeated),
+    ] {
         decisions.get_or_create(&vec![("result", result.to_owned())]).inc_by(count);
     }
     let nacks = Counter::<u64>::default();
@@ -125,13 +133,15 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
         for pool in registry.pools() {
             let ready = registry.endpoints().iter().filter_map(|(id, endpoint)| {
                 let verdict = verdicts.get(id.as_str()).filter(|verdict| verdict.state == State::Ready)?;
-                let busy = endpoint.signals.running.unwrap_or(0) + endpoint.signals.waiting.unwrap_or(0);
-                (endpoint.pool == pool.wire.name).then_some((u64::from(verdict.cap), busy))
+                let cap = u64::from(verdict.cap);
+                // One of which nobody tells is not idle: whoever scales by this would send it more.
+                let free = registry.busy(id, endpoint, now_ms()).map_or(0, |busy| cap.saturating_sub(busy));
+                (endpoint.pool == pool.wire.name).then_some((cap, free))
             });
             let labels = vec![("pool", pool.wire.name.clone())];
             let total = |slots: fn((u64, u64)) -> u64| ready.clone().map(slots).sum::<u64>() as f64;
             capacity.get_or_create(&labels).set(total(|(cap, _)| cap));
-            headroom.get_or_create(&labels).set(total(|(cap, busy)| cap.saturating_sub(busy)));
+            headroom.get_or_create(&labels).set(total(|(_, free)| free));
         }
         let published = registry.published().map_or(0, |published| published.version);
         version.get_or_create(&Vec::new()).set(published as f64);

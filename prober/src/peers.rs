@@ -4,7 +4,7 @@
 //! of its Envoys have acknowledged, at each change and every [`BEAT`]. One whose report has not changed for [`SILENCE`] is
 //! gone, by the clock of the one that waits: clocks need not agree.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::registry::Mark;
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -31,8 +32,15 @@ const POLL: Duration = Duration::from_millis(50);
 struct Report {
     /// Another number each time.
     at_ms: u64,
-    /// Marked endpoints of which all Envoys connected there know that they take no traffic.
-    told: BTreeSet<String>,
+    /// Marked endpoints of which all Envoys connected there know that they take no traffic, each with the mark of which that
+    /// is true: an endpoint may be back in service and under another burst before the next report.
+    told: BTreeMap<String, Mark>,
+}
+
+impl Report {
+    fn has_told(&self, id: &str, mark: Mark) -> bool {
+        self.told.get(id) == Some(&mark)
+    }
 }
 
 /// When each prober's report last changed, as seen here.
@@ -90,21 +98,22 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
 }
 
 async fn report(service: &Service) -> Report {
-    let marked = || service.read(|registry| registry.marked().map(str::to_owned).collect::<BTreeSet<_>>());
-    let (told, version) = (marked(), service.version());
+    let told: BTreeMap<String, Mark> =
+        service.read(|registry| registry.marked().map(|(id, mark)| (id.to_owned(), mark)).collect());
+    let version = service.version();
     let acknowledged = told.is_empty() || service.xds.wait_applied(version, ACK).await;
-    Report { at_ms: now_ms(), told: if acknowledged { told } else { BTreeSet::new() } }
+    Report { at_ms: now_ms(), told: if acknowledged { told } else { BTreeMap::new() } }
 }
 
-/// Waits until every other prober that is there has told its Envoys of the mark at `id`; `false` when that took too long.
-pub async fn all_told(service: &Service, id: &str, patience: Duration) -> bool {
+/// Waits until every other prober that is there has told its Envoys of this mark at `id`; `false` when that took too long.
+pub async fn all_told(service: &Service, id: &str, mark: Mark, patience: Duration) -> bool {
     if !service.store.is_shared() {
         return true;
     }
     let deadline = Instant::now() + patience;
     loop {
         let (there, _) = service.peers.look(service.store.all(Table::Peers), service.store.who(), Instant::now());
-        if there.iter().all(|report| report.told.contains(id)) {
+        if there.iter().all(|report| report.has_told(id, mark)) {
             return true;
         }
         if Instant::now() >= deadline {
@@ -119,12 +128,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_told_of_one_burst_says_nothing_of_the_next() {
+        let mark = |fence, burst| Mark { fence, burst };
+        let report = Report { at_ms: 1, told: BTreeMap::from([("e".to_owned(), mark(7, 1))]) };
+        let again: Report = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert!(again.has_told("e", mark(7, 1)));
+        for (id, other) in [("e", mark(7, 2)), ("e", mark(8, 1)), ("f", mark(7, 1))] {
+            assert!(!again.has_told(id, other), "{id} {other:?}");
+        }
+    }
+
+    #[test]
     fn a_prober_is_there_while_its_word_changes() {
         let peers = Peers::default();
         let start = Instant::now();
         let say = |at_ms| HashMap::from([("me".into(), report(0)), ("you".into(), report(at_ms))]);
         fn report(at_ms: u64) -> Report {
-            Report { at_ms, told: BTreeSet::new() }
+            Report { at_ms, told: BTreeMap::new() }
         }
         assert_eq!(peers.look(say(5), "me", start).0.len(), 1);
         assert_eq!(peers.look(say(5), "me", start + SILENCE).0.len(), 0);

@@ -7,7 +7,7 @@
 //! | interval | the result is older than `probe.interval` | idle first, then takes no traffic |
 //!
 //! Of several probers over one store only the one with the lease bursts ([`crate::store::lease`]), also for those that
-//! were asked for at another. A result whose lease ended before the burst did is thrown away.
+//! were asked for at another. A burst whose lease ends is cut short, and its marks and results count no more.
 //!
 //! Idle: the engine itself runs nothing, and no Envoy has a request under way there ([`crate::envoy_admin`] says what
 //! holds for one that does not tell). "Takes no traffic": state `probing`
@@ -15,6 +15,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::caps::Mode;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
-use crate::registry::{Outcome, ProbeKind, ProbeRecord, Subject};
+use crate::registry::{Mark, Outcome, ProbeKind, ProbeRecord, Subject};
 use crate::service::{Asked, Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -132,37 +133,26 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
 }
 
 async fn execute(service: &Service, pool: &str, job: &Job) {
-    let Job { id, subject, kind, force, fence } = job;
-    let address = subject.address;
-    let model = service.read(|registry| registry.served_model(pool).to_owned());
+    let Job { id, subject, kind, fence, .. } = job;
     let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.probing = true)).is_ok();
     if !marked {
         return;
     }
-    service.store.put(Change::put(Table::Probing, id, fence).into_iter().collect());
+    let mark = Mark { fence: *fence, burst: service.bursts.fetch_add(1, Ordering::Relaxed) };
+    let put = Change::put(Table::Probing, id, &mark).map(|change| change.fenced(*fence));
+    service.store.put(put.into_iter().collect());
     // However this ends (the task is dropped at shutdown, before xDS ends), the endpoint does not stay out of service.
-    let _guard = Unmark { service, id };
-    let version = service.version();
-    let told = tokio::join!(service.xds.wait_applied(version, ACK), peers::all_told(service, id, ACK));
-    if told != (true, true) {
-        tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
-    }
-    let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
-    let result = if *force || wait_idle(service, address, patience).await {
-        tracing::info!(endpoint = id, ?kind, "burst");
-        match measure(service, job, &model).await {
-            // Somebody came in between; it goes back into service, and is tried again when it is idle.
-            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => {
-                service.note(|registry| registry.count(pool.to_owned(), *kind, Outcome::Disturbed));
-                return back_off(service, id);
-            }
-            result => result.map_err(|error| error.to_string()),
+    let _guard = Unmark { service, id, fence: *fence };
+    let result = tokio::select! {
+        biased;
+        // Whoever has the lease then may burst at once: two bursts at one engine would measure each other.
+        () = lost(service, *fence) => {
+            tracing::warn!(endpoint = id, "cut short: this prober is not the one that measures any more");
+            return;
         }
-    } else if *kind == ProbeKind::Registration {
-        Err(format!("it was not idle within {}", humantime::format_duration(patience)))
-    } else {
-        return back_off(service, id);
+        result = burst(service, pool, job, mark) => result,
     };
+    let Some(result) = result else { return back_off(service, id) };
     if service.store.fence().unwrap_or_default() != *fence {
         tracing::warn!(endpoint = id, "thrown away: this prober was not the one that measures until the end");
         return;
@@ -204,6 +194,40 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     for demand in demands {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());
+    }
+}
+
+/// Waits until this prober may burst no longer; for ever when it never needed the lease.
+async fn lost(service: &Service, fence: u64) {
+    if fence == 0 {
+        std::future::pending::<()>().await;
+    }
+    service.store.lost(fence).await;
+}
+
+/// Takes the endpoint out of service and bursts. `None`: somebody came in between; it goes back into service, and is tried
+/// again when it is idle.
+async fn burst(service: &Service, pool: &str, job: &Job, mark: Mark) -> Option<Result<Bursts, String>> {
+    let Job { id, subject, kind, force, .. } = job;
+    let (version, model) = (service.version(), service.read(|registry| registry.served_model(pool).to_owned()));
+    let told = tokio::join!(service.xds.wait_applied(version, ACK), peers::all_told(service, id, mark, ACK));
+    if told != (true, true) {
+        tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
+    }
+    let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
+    if *force || wait_idle(service, subject.address, patience).await {
+        tracing::info!(endpoint = id, ?kind, "burst");
+        match measure(service, job, &model).await {
+            Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => {
+                service.note(|registry| registry.count(pool.to_owned(), *kind, Outcome::Disturbed));
+                None
+            }
+            result => Some(result.map_err(|error| error.to_string())),
+        }
+    } else if *kind == ProbeKind::Registration {
+        Some(Err(format!("it was not idle within {}", humantime::format_duration(patience))))
+    } else {
+        None
     }
 }
 
@@ -262,6 +286,7 @@ fn back_off(service: &Service, id: &str) {
 struct Unmark<'a> {
     service: &'a Service,
     id: &'a str,
+    fence: u64,
 }
 
 impl Drop for Unmark<'_> {
@@ -271,7 +296,7 @@ impl Drop for Unmark<'_> {
                 endpoint.probing = false;
             }
         });
-        self.service.store.put(vec![Change::remove(Table::Probing, self.id)]);
+        self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -73,6 +74,8 @@ pub struct Service {
     demands: Mutex<Vec<Demand>>,
     /// The other probers.
     pub peers: Peers,
+    /// How many bursts have begun: tells two at the same endpoint apart.
+    pub bursts: AtomicU64,
     /// Engines under a burst.
     busy: Mutex<HashSet<SocketAddr>>,
     /// Held from a change that is to be stored until it is, so that disk and registry agree on which came last.
@@ -99,6 +102,7 @@ impl Service {
             registry: Mutex::new(registry),
             demands: Mutex::new(Vec::new()),
             peers: Peers::default(),
+            bursts: AtomicU64::new(0),
             busy: Mutex::new(HashSet::new()),
             order: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
@@ -203,4 +207,19 @@ impl Service {
 #[must_use]
 pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis() as u64
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::store::Place;
+    use weighbridge_xds::FilterSource;
+
+    /// A service of one pool `p` without endpoints, over a file that nobody writes.
+    pub(crate) async fn service(dir: &std::path::Path) -> Arc<Service> {
+        let config = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
+        let store = Store::open(&Place::File(dir.join("s.redb"))).await.unwrap();
+        let xds = XdsServer::new(FilterSource { wasm_path: String::new() });
+        Service::new(config, xds, store, Memory::default()).unwrap()
+    }
 }

@@ -215,3 +215,35 @@ async fn a_report_that_cannot_be_is_refused_by_name() {
     assert_eq!(status, 200, "a newer filter may say more");
     prober.stop().await;
 }
+
+#[tokio::test]
+async fn a_batch_of_decisions_that_comes_again_is_taken_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    let record = json!({"time_ms": 1_000, "request_id": "r", "pool": "p", "snapshot": 1, "reason": "lower_load"});
+    let post = async |vm: Value, batch: Value| {
+        let mut body = json!({"envoy": "e", "decisions": [record]});
+        for (field, value) in [("vm", vm), ("batch", batch)] {
+            if !value.is_null() {
+                body[field] = value;
+            }
+        }
+        let answer = prober.http.post(prober.url("/v1/decisions")).json(&body).send().await.unwrap();
+        let (status, answer) = (answer.status().as_u16(), answer.json::<Value>().await.unwrap());
+        assert_eq!(status, 200, "{answer}");
+        answer["kept"].as_u64().unwrap()
+    };
+    for (vm, batch, kept) in [
+        (json!("one"), json!(1), 1),
+        (json!("one"), json!(1), 0),
+        (json!("one"), json!(2), 1),
+        (json!(u64::MAX), json!(2), 1),
+        (json!(u64::MAX), json!(2), 0),
+        // A filter that does not count its batches.
+        (Value::Null, Value::Null, 1),
+        (Value::Null, Value::Null, 1),
+    ] {
+        assert_eq!(post(vm.clone(), batch.clone()).await, kept, "{vm} {batch}");
+    }
+    prober.stop().await;
+}

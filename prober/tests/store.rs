@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use engine_sim::model::Profile;
+use engine_sim::server::{EngineConfig, EngineHandle};
 use harness::{RedisServer, eventually};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use weighbridge_prober::config::Config;
 use weighbridge_prober::store::{Change, Place, RedisUrl, Store, StoreError, Stored, Table};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -493,4 +496,100 @@ async fn started_without_redis_it_loads_when_redis_comes() {
     let store = Running::open(&place).await;
     assert_eq!(store.pin("both"), Some(json!("changed meanwhile")));
     store.stop().await;
+}
+
+/// A prober over this Redis, with these endpoints.
+async fn prober(server: &RedisServer, endpoints: Value) -> (weighbridge_prober::Running, CancellationToken) {
+    let config = json!({
+        "api": {"listen": "127.0.0.1:0"}, "xds": {"listen": "127.0.0.1:0"}, "store": {"redis": server.url()},
+        "health": {"interval": "50ms"}, "signals": {"interval": "50ms"},
+        // At 20 tokens a second, minutes.
+        "probe": {"concurrency": 2, "tokens": 4_000, "prefill_tokens": 0, "timeout": "600s"},
+        "pools": [{"name": "p", "models": ["m"], "endpoints": endpoints}],
+    });
+    let shutdown = CancellationToken::new();
+    let config = Config::parse(&config.to_string()).unwrap();
+    (weighbridge_prober::run(config, shutdown.clone()).await.unwrap(), shutdown)
+}
+
+async fn pending_writes(prober: &weighbridge_prober::Running) -> Result<String> {
+    let page = reqwest::get(format!("http://{}/metrics", prober.api)).await?.text().await?;
+    let line = page.lines().find(|line| line.starts_with("weighbridge_store_pending_writes "));
+    Ok(line.unwrap_or_default().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prober_that_loses_the_lease_stops_its_burst_and_leaves_the_marks_of_others() {
+    let server = RedisServer::start().await.unwrap();
+    let slow = EngineConfig {
+        name: "e".into(),
+        model: "m".into(),
+        profile: Profile::new("slow", &[(1, 20.0), (64, 1_280.0)]),
+        cold: false,
+        ..EngineConfig::default()
+    };
+    let engine = EngineHandle::start(slow).await.unwrap();
+    let (running, shutdown) = prober(&server, json!([{"id": "e", "address": engine.addr()}])).await;
+    eventually("the burst is under way", DEADLINE, async || {
+        ensure!(engine.state().running == 2, "{:?}", engine.state());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    // Another takes the lease from it, and bursts in its turn.
+    let other = loop {
+        server.command("DEL weighbridge:1:lease").await.unwrap();
+        let other = Running::open(&redis(&server)).await;
+        if other.store.fence().is_some() {
+            break other;
+        }
+        other.stop().await;
+    };
+    let mark = json!({"fence": other.store.fence(), "burst": 0});
+    assert_eq!(other.put(Table::Probing, "e", &mark).await, Stored::Now);
+    let start = Instant::now();
+    eventually("the burst has stopped", DEADLINE, async || {
+        ensure!(engine.state().running == 0, "{:?}", engine.state());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    println!("stopped {:?} after another had the lease", start.elapsed());
+    eventually("it has written all it has to", DEADLINE, async || {
+        let waiting = pending_writes(&running).await?;
+        ensure!(waiting.ends_with(" 0"), "{waiting}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let stored = server.command("HGET weighbridge:1:probing e").await.unwrap();
+    assert!(stored.contains(&mark["fence"].to_string()), "{stored}");
+    shutdown.cancel();
+    running.stopped().await.unwrap();
+    other.stop().await;
+    engine.shutdown(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_is_not_stored_yet_says_so() {
+    let mut server = RedisServer::start().await.unwrap();
+    let (running, shutdown) = prober(&server, json!([])).await;
+    let register = async |id: &str| {
+        let body = json!({"pool": "p", "id": id, "address": "127.0.0.1:9"});
+        let url = format!("http://{}/v1/endpoints", running.api);
+        reqwest::Client::new().post(url).json(&body).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!((register("a").await, register("a").await), (201, 200));
+    server.kill().await.unwrap();
+    assert_eq!((register("b").await, register("a").await), (202, 202));
+    server.restart().await.unwrap();
+    eventually("it is stored again", DEADLINE, async || {
+        let status = register("b").await;
+        ensure!(status == 200, "{status}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    shutdown.cancel();
+    running.stopped().await.unwrap();
 }

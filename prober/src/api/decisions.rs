@@ -19,7 +19,7 @@ use crate::service::{Service, now_ms};
 pub(super) const MAX_BODY: usize = 1 << 20;
 /// The most records in a batch.
 const MAX_RECORDS: usize = 1_000;
-/// The longest name of an Envoy in bytes.
+/// The longest name of an Envoy, or of one of its VMs, in bytes.
 const MAX_ENVOY: usize = 256;
 /// Refusals that are spelt out in one answer.
 const MAX_SHOWN: usize = 8;
@@ -31,11 +31,41 @@ fn invalid(message: String) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
 }
 
+/// The name of a VM: a text, or a number as it may draw one.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Vm {
+    Number(u64),
+    Name(String),
+}
+
+impl Default for Vm {
+    fn default() -> Self {
+        Vm::Name(String::new())
+    }
+}
+
+impl Vm {
+    fn into_name(self) -> String {
+        match self {
+            Vm::Number(number) => number.to_string(),
+            Vm::Name(name) => name,
+        }
+    }
+}
+
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DecisionsBody {
     /// Which Envoy reports.
     envoy: String,
+    /// Which of its VMs; each counts its batches for itself.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    vm: Vm,
+    /// The number of the batch. One that comes again, since its answer was late, is not taken again.
+    #[serde(default)]
+    batch: Option<u64>,
     /// Requests that ended there since the last batch, told of or not.
     #[serde(default)]
     seen: u64,
@@ -50,6 +80,8 @@ pub(super) struct DecisionsBody {
 pub(super) struct DecisionsTaken {
     kept: usize,
     refused: usize,
+    /// The batch has come before, and was taken then.
+    repeated: bool,
     /// What is wrong with the first of those that are refused.
     errors: Vec<RefusedRecord>,
 }
@@ -68,18 +100,24 @@ pub(super) async fn take(
     State(service): State<Arc<Service>>,
     Body(body): Body<DecisionsBody>,
 ) -> Result<Json<DecisionsTaken>, ApiError> {
-    let DecisionsBody { envoy, seen, dropped, decisions: records } = body;
+    let DecisionsBody { envoy, vm, batch, seen, dropped, decisions: records } = body;
+    let vm = vm.into_name();
+    if vm.len() > MAX_ENVOY {
+        return Err(invalid(format!("vm is {} bytes long: expected at most {MAX_ENVOY}", vm.len())));
+    }
     if envoy.len() > MAX_ENVOY {
         return Err(invalid(format!("envoy is {} bytes long: expected at most {MAX_ENVOY}", envoy.len())));
     }
     if records.len() > MAX_RECORDS {
         return Err(invalid(format!("decisions has {} records: expected at most {MAX_RECORDS}", records.len())));
     }
-    let taken = service.decisions.take(Batch { envoy, seen, dropped, records }, now_ms());
-    let refused = taken.refused.len();
+    let taken = service
+        .decisions
+        .take(Batch { envoy, sender: batch.map(|batch| (vm, batch)), seen, dropped, records }, now_ms());
+    let (refused, repeated) = (taken.refused.len(), taken.repeated);
     let errors = taken.refused.into_iter().take(MAX_SHOWN);
     let errors = errors.map(|(index, message)| RefusedRecord { index, message }).collect();
-    Ok(Json(DecisionsTaken { kept: taken.kept, refused, errors }))
+    Ok(Json(DecisionsTaken { kept: taken.kept, refused, repeated, errors }))
 }
 
 #[derive(Debug, Default, Deserialize, IntoParams)]

@@ -14,10 +14,10 @@ use crate::config;
 use crate::members::{LEAVE_MS, resolve};
 use crate::registry::{Origin, Registered, RegistryError};
 use crate::service::{Service, now_ms};
-use crate::store::{Change, Table};
+use crate::store::{Change, Stored, Table};
 
 /// What an endpoint registers with.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Registration {
     /// The pool to join.
@@ -77,9 +77,10 @@ pub(super) async fn one(
         .ok_or_else(|| RegistryError::NoEndpoint(id).into())
 }
 
-/// Registers an endpoint; 200 when it is known and comes back.
+/// Registers an endpoint: 201 when it is new, 200 when it is known and comes back, 202 for either when the store does not
+/// answer. In force it is every time.
 #[utoipa::path(post, path = "/v1/endpoints", request_body = Registration,
-    responses((status = 201, body = EndpointView), (status = 200, body = EndpointView),
+    responses((status = 201, body = EndpointView), (status = 200, body = EndpointView), (status = 202, body = EndpointView),
         (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn register(
     State(service): State<Arc<Service>>,
@@ -112,17 +113,22 @@ pub(super) async fn register(
         registry.register(&pool, written, address, origin)
     })?;
     service.members.notify_one();
-    if !known_from_file {
-        let change = Change::put(Table::Registrations, &id, &registration)?;
+    let stored = if known_from_file {
+        Stored::Now
+    } else {
         // Not stored yet is an alarm, and no reason for an engine to register again.
-        service.remember(vec![change]).await;
-    }
-    let status = if registered == Registered::New { StatusCode::CREATED } else { StatusCode::OK };
+        service.remember(vec![Change::put(Table::Registrations, &id, &registration)?]).await
+    };
+    let status = match (stored, registered) {
+        (Stored::Later, _) => StatusCode::ACCEPTED,
+        (Stored::Now, Registered::New) => StatusCode::CREATED,
+        (Stored::Now, _) => StatusCode::OK,
+    };
     let view = service.read(|registry| EndpointView::one(registry, &id));
     Ok((status, Json(view.ok_or(RegistryError::NoEndpoint(id))?)))
 }
 
-/// Drains an endpoint, then forgets it.
+/// Drains an endpoint, then forgets it: 202, since that takes its time, and so may the store.
 #[utoipa::path(delete, path = "/v1/endpoints/{id}",
     responses((status = 202, body = EndpointView), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn remove(

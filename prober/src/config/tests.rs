@@ -7,6 +7,23 @@ use crate::caps::Mode;
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
 #[test]
+fn what_the_example_shows_in_comments_is_valid_too() {
+    let shown = ["score: {", "shadow: {", "canary: {"];
+    let mut text = EXAMPLE.to_owned();
+    for what in shown {
+        let comment = format!("    # {what}");
+        assert!(text.contains(&comment), "the example shows no {what}");
+        text = text.replace(&comment, &format!("    {what}"));
+    }
+    Config::parse(&text).unwrap();
+    for name in ["score", "least_pending_tokens", "least_request", "random", "round_robin"] {
+        let line = EXAMPLE.lines().find(|line| line.trim_start().starts_with("name: p2c")).unwrap();
+        assert!(line.contains(name), "the example does not name {name}");
+        Config::parse(&EXAMPLE.replace("name: p2c", &format!("name: {name}"))).unwrap();
+    }
+}
+
+#[test]
 fn the_example_is_valid_and_has_the_documented_defaults() {
     let config = Config::parse(EXAMPLE).unwrap();
     assert_eq!((config.filter.max_body, config.filter.prefix_bytes), (16 << 20, 64 << 10));

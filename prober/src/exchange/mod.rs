@@ -5,14 +5,16 @@
 //! subtracts anything and nobody's own requests come back to him. A report counts for [`Settings::stale_after_ms`] (three
 //! intervals): an Envoy that is gone, or that cannot reach the prober, is not counted for longer.
 //!
+//! - `totals`: what all Envoys together have, which makes an answer cheap.
 //! - [`outside`]: what an engine runs beyond all of that.
 //! - [`averages`]: moving averages of what the requests were like.
 //!
-//! Bounded: at most [`MAX_ENVOYS`] Envoys, and of each only endpoints that exist. Cost of a report: linear in its own
-//! endpoints, times the number of Envoys for the answer.
+//! Bounded: at most [`MAX_ENVOYS`] Envoys, and of each only endpoints that exist. Cost of a report and its answer: linear in
+//! its own endpoints, and in the number of Envoys; of a scrape: linear in the number of Envoys.
 
 pub mod averages;
 pub mod outside;
+mod totals;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -20,7 +22,8 @@ use std::time::Duration;
 use weighbridge_routing::exchange::{Averages, EndpointAnswer, EndpointReport, Report};
 
 use averages::{Kept, Moving};
-use outside::{Counts, Scrapes};
+use outside::Counts;
+use totals::Totals;
 
 /// The most Envoys that are remembered at once.
 pub const MAX_ENVOYS: usize = 1_024;
@@ -84,7 +87,7 @@ pub struct Crowded;
 pub struct Exchange {
     settings: Settings,
     envoys: HashMap<String, Envoy>,
-    engines: HashMap<String, Scrapes>,
+    totals: Totals,
     averages: HashMap<String, Moving>,
 }
 
@@ -93,7 +96,7 @@ impl Exchange {
     #[must_use]
     pub fn new(settings: Settings, averages: HashMap<String, Kept>) -> Self {
         let averages = averages.into_iter().map(|(id, kept)| (id, Moving::from(kept))).collect();
-        Exchange { settings, envoys: HashMap::new(), engines: HashMap::new(), averages }
+        Exchange { settings, envoys: HashMap::new(), totals: Totals::new(settings.interval_ms), averages }
     }
 
     /// Another prober, which other Envoys report to, has stored averages of an endpoint.
@@ -116,60 +119,71 @@ impl Exchange {
     /// When it is new, and there are too many already.
     pub fn report(&mut self, report: &Report, exists: impl Fn(&str, &str) -> bool, now_ms: u64) -> Result<(), Crowded> {
         let stale_after_ms = self.settings.stale_after_ms();
-        self.envoys.retain(|_, envoy| is_fresh(envoy.heard_ms, now_ms, stale_after_ms));
+        let is_gone = |envoy: &Envoy| !is_fresh(envoy.heard_ms, now_ms, stale_after_ms);
+        let gone: Vec<Envoy> = self.envoys.extract_if(|_, envoy| is_gone(envoy)).map(|(_, envoy)| envoy).collect();
+        for envoy in gone {
+            self.leave_out(&envoy.rows);
+        }
         if !self.envoys.contains_key(&report.envoy) && self.envoys.len() >= MAX_ENVOYS {
             return Err(Crowded);
         }
-        let known = self.envoys.entry(report.envoy.clone()).or_default();
-        let mut before = std::mem::take(&mut known.rows);
-        known.heard_ms = now_ms;
-        known.waiting = 0;
+        let mut envoy = self.envoys.remove(&report.envoy).unwrap_or_default();
+        let mut before = std::mem::take(&mut envoy.rows);
+        envoy.heard_ms = now_ms;
+        envoy.waiting = 0;
         for (pool, told) in &report.pools {
-            known.waiting = known.waiting.saturating_add(told.waiting);
+            envoy.waiting = envoy.waiting.saturating_add(told.waiting);
             for (id, EndpointReport { in_flight, pending_tokens, served }) in &told.endpoints {
                 if !exists(pool, id) {
                     continue;
                 }
-                let mut row = before.remove(id).unwrap_or_default();
+                let mut row = match before.remove(id) {
+                    Some(row) => {
+                        self.totals.without(id, &row);
+                        row
+                    }
+                    None => Row::default(),
+                };
                 row.pending_tokens = *pending_tokens;
                 row.counts.push(now_ms, *in_flight);
-                known.rows.insert(id.clone(), row);
+                self.totals.with(id, &row);
+                envoy.rows.insert(id.clone(), row);
                 if let Some(served) = served {
                     self.averages.entry(id.clone()).or_default().add(served, now_ms, self.settings.average_over_ms);
                 }
             }
         }
+        self.leave_out(&before);
+        self.envoys.insert(report.envoy.clone(), envoy);
         Ok(())
+    }
+
+    /// These rows count no more.
+    fn leave_out(&mut self, rows: &HashMap<String, Row>) {
+        for (id, row) in rows {
+            self.totals.without(id, row);
+        }
     }
 
     /// An engine has told how many requests it runs and queues.
     pub fn scraped(&mut self, id: &str, requests: u64, now_ms: u64) {
-        self.engines.entry(id.to_owned()).or_default().push(now_ms, requests);
+        let counts = self.envoys.values().filter_map(|envoy| Some(&envoy.rows.get(id)?.counts));
+        self.totals.scraped(id, requests, now_ms, counts);
     }
 
-    /// What others have at an endpoint, as seen by one Envoy; `engine` is left to the caller.
+    /// What others have at an endpoint, as seen by an Envoy that has just reported; `engine` is left to the caller.
     #[must_use]
     pub fn seen_by(&self, envoy: &str, id: &str, now_ms: u64) -> EndpointAnswer {
-        let stale_after_ms = self.settings.stale_after_ms();
-        let mut answer = EndpointAnswer { outside: self.outside(id, now_ms), ..EndpointAnswer::default() };
-        let others = self
-            .envoys
-            .iter()
-            .filter(|(name, other)| name.as_str() != envoy && is_fresh(other.heard_ms, now_ms, stale_after_ms));
-        for row in others.filter_map(|(_, other)| other.rows.get(id)) {
-            answer.others = answer.others.saturating_add(row.counts.last());
-            answer.others_tokens = answer.others_tokens.saturating_add(row.pending_tokens);
-        }
-        answer.averages = self.averages(id, now_ms);
-        answer
+        let own = self.envoys.get(envoy).and_then(|envoy| envoy.rows.get(id));
+        let (others, others_tokens) = self.totals.others(id, own);
+        let (outside, averages) = (self.outside(id, now_ms), self.averages(id, now_ms));
+        EndpointAnswer { others, others_tokens, outside, averages, ..EndpointAnswer::default() }
     }
 
     /// Requests that an engine has beyond those that any Envoy has sent; 0 when that is not known.
     #[must_use]
     pub fn outside(&self, id: &str, now_ms: u64) -> u32 {
-        let Some(scrapes) = self.engines.get(id) else { return 0 };
-        let rows: Vec<&Counts> = self.envoys.values().filter_map(|envoy| Some(&envoy.rows.get(id)?.counts)).collect();
-        scrapes.outside(&rows, now_ms, self.settings.interval_ms)
+        self.totals.outside(id, now_ms)
     }
 
     /// Requests that Envoys have in flight at an endpoint, all together.
@@ -204,12 +218,18 @@ impl Exchange {
 
     /// Forgets what an engine ran: the endpoint has another one now, or none.
     pub fn replaced(&mut self, id: &str) {
-        self.engines.remove(id);
+        self.totals.replaced(id);
     }
 
     /// Forgets an endpoint.
     pub fn forget(&mut self, id: &str) {
-        self.engines.remove(id);
+        for envoy in self.envoys.values_mut() {
+            envoy.rows.remove(id);
+        }
+        self.totals.forget(id);
         self.averages.remove(id);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -45,40 +45,75 @@ impl Counts {
     }
 
     /// The most that was reported around a time.
-    fn most(&self, at_ms: u64, reach_ms: u64) -> u32 {
+    pub(super) fn most(&self, at_ms: u64, reach_ms: u64) -> u32 {
         let near = self.0.iter().filter(|(told_ms, _)| is_fresh(*told_ms, at_ms, reach_ms));
         let last_before = self.0.iter().rfind(|(told_ms, _)| *told_ms <= at_ms);
         near.chain(last_before).map(|(_, count)| *count).max().unwrap_or(0)
     }
 }
 
+/// One count of an engine.
+#[derive(Debug, Clone, Copy)]
+struct Scrape {
+    at_ms: u64,
+    requests: u64,
+    /// The sum over Envoys of the most they reported around it.
+    ours: u64,
+}
+
 /// The last counts of one engine.
-#[derive(Debug, Clone, Default)]
-pub struct Scrapes(VecDeque<(u64, u64)>);
+#[derive(Debug, Clone)]
+pub struct Scrapes {
+    last: VecDeque<Scrape>,
+    interval_ms: u64,
+}
 
 impl Scrapes {
-    /// A new count of what it runs and queues.
-    pub fn push(&mut self, now_ms: u64, requests: u64) {
-        if self.0.len() >= SCRAPES {
-            self.0.pop_front();
+    /// None yet.
+    #[must_use]
+    pub fn new(interval_ms: u64) -> Self {
+        Scrapes { last: VecDeque::new(), interval_ms }
+    }
+
+    /// A new count of what it runs and queues; `envoys` are all that have reported of it.
+    pub fn push<'a>(&mut self, now_ms: u64, requests: u64, envoys: impl Iterator<Item = &'a Counts>) {
+        if self.last.len() >= SCRAPES {
+            self.last.pop_front();
         }
-        self.0.push_back((now_ms, requests));
+        let ours = envoys.map(|counts| u64::from(counts.most(now_ms, self.reach_ms()))).sum();
+        self.last.push_back(Scrape { at_ms: now_ms, requests, ours });
+    }
+
+    /// An Envoy's counts are as they are now.
+    pub fn with(&mut self, counts: &Counts) {
+        let reach_ms = self.reach_ms();
+        for scrape in &mut self.last {
+            scrape.ours += u64::from(counts.most(scrape.at_ms, reach_ms));
+        }
+    }
+
+    /// An Envoy's counts are about to change, or it is gone.
+    pub fn without(&mut self, counts: &Counts) {
+        let reach_ms = self.reach_ms();
+        for scrape in &mut self.last {
+            scrape.ours = scrape.ours.saturating_sub(counts.most(scrape.at_ms, reach_ms).into());
+        }
     }
 
     /// The formula above.
     #[must_use]
-    pub fn outside(&self, envoys: &[&Counts], now_ms: u64, interval_ms: u64) -> u32 {
-        let stale_after_ms = interval_ms.saturating_mul(STALE_INTERVALS.into());
-        let newest = self.0.back().map(|(at_ms, _)| *at_ms);
-        if self.0.len() < SCRAPES || newest.is_none_or(|at_ms| !is_fresh(at_ms, now_ms, stale_after_ms)) {
+    pub fn outside(&self, now_ms: u64) -> u32 {
+        let stale_after_ms = self.interval_ms.saturating_mul(STALE_INTERVALS.into());
+        let newest = self.last.back().map(|scrape| scrape.at_ms);
+        if self.last.len() < SCRAPES || newest.is_none_or(|at_ms| !is_fresh(at_ms, now_ms, stale_after_ms)) {
             return 0;
         }
-        let reach_ms = interval_ms.saturating_mul(3) / 2;
-        let residues = self.0.iter().map(|(at_ms, requests)| {
-            let ours: u64 = envoys.iter().map(|counts| u64::from(counts.most(*at_ms, reach_ms))).sum();
-            requests.saturating_sub(ours)
-        });
+        let residues = self.last.iter().map(|scrape| scrape.requests.saturating_sub(scrape.ours));
         residues.min().map_or(0, |residue| u32::try_from(residue).unwrap_or(u32::MAX))
+    }
+
+    fn reach_ms(&self) -> u64 {
+        self.interval_ms.saturating_mul(3) / 2
     }
 }
 
@@ -88,9 +123,9 @@ mod tests {
 
     const INTERVAL: u64 = 250;
 
-    fn scrapes(of: &[(u64, u64)]) -> Scrapes {
-        let mut scrapes = Scrapes::default();
-        of.iter().for_each(|(at, requests)| scrapes.push(*at, *requests));
+    fn scrapes(of: &[(u64, u64)], envoys: &[&Counts]) -> Scrapes {
+        let mut scrapes = Scrapes::new(INTERVAL);
+        of.iter().for_each(|(at, requests)| scrapes.push(*at, *requests, envoys.iter().copied()));
         scrapes
     }
 
@@ -102,43 +137,51 @@ mod tests {
 
     #[test]
     fn steady_traffic_of_others_is_counted() {
-        let engine = scrapes(&[(1_000, 9), (1_250, 10), (1_500, 11)]);
+        let told = [(1_000, 9), (1_250, 10), (1_500, 11)];
         let (one, two) = (counts(&[(900, 4), (1_150, 4), (1_400, 4)]), counts(&[(1_010, 2), (1_260, 2), (1_510, 2)]));
-        assert_eq!(engine.outside(&[&one, &two], 1_600, INTERVAL), 3);
-        assert_eq!(engine.outside(&[], 1_600, INTERVAL), 9);
+        let mut engine = scrapes(&told, &[&one, &two]);
+        assert_eq!(engine.outside(1_600), 3);
+        assert_eq!(scrapes(&told, &[]).outside(1_600), 9);
+        engine.without(&one);
+        assert_eq!(engine.outside(1_600), 7);
     }
 
     #[test]
     fn a_burst_of_our_own_is_never_taken_for_somebody_elses() {
         // Sixteen requests begin at 1,450: in the scrape of 1,500, but in no report before 1,650.
-        let mut engine = scrapes(&[(1_000, 0), (1_250, 0), (1_500, 16)]);
         let mut ours = counts(&[(900, 0), (1_150, 0), (1_400, 0)]);
-        assert_eq!(engine.outside(&[&ours], 1_500, INTERVAL), 0);
-        ours.push(1_650, 16);
-        assert_eq!(engine.outside(&[&ours], 1_650, INTERVAL), 0);
+        let mut engine = scrapes(&[(1_000, 0), (1_250, 0), (1_500, 16)], &[&ours]);
+        let report = |engine: &mut Scrapes, ours: &mut Counts, at: u64, in_flight: u32| {
+            engine.without(ours);
+            ours.push(at, in_flight);
+            engine.with(ours);
+        };
+        assert_eq!(engine.outside(1_500), 0);
+        report(&mut engine, &mut ours, 1_650, 16);
+        assert_eq!(engine.outside(1_650), 0);
         for at in [1_750, 2_000, 2_250] {
-            engine.push(at, 16);
-            assert_eq!(engine.outside(&[&ours], at, INTERVAL), 0, "{at}");
-            ours.push(at + 150, 16);
+            engine.push(at, 16, [&ours].into_iter());
+            assert_eq!(engine.outside(at), 0, "{at}");
+            report(&mut engine, &mut ours, at + 150, 16);
         }
         // They end at 2,300: gone from the engine at once, from the report at 2,400.
-        engine.push(2_500, 0);
-        ours.push(2_650, 0);
-        assert_eq!(engine.outside(&[&ours], 2_650, INTERVAL), 0);
+        engine.push(2_500, 0, [&ours].into_iter());
+        report(&mut engine, &mut ours, 2_650, 0);
+        assert_eq!(engine.outside(2_650), 0);
     }
 
     #[test]
     fn a_late_report_leaves_the_one_before_in_force() {
-        let engine = scrapes(&[(1_000, 6), (1_250, 6), (1_500, 6)]);
-        assert_eq!(engine.outside(&[&counts(&[(500, 6)])], 1_600, INTERVAL), 0);
-        assert_eq!(engine.outside(&[&counts(&[(500, 4)])], 1_600, INTERVAL), 2);
+        let told = [(1_000, 6), (1_250, 6), (1_500, 6)];
+        assert_eq!(scrapes(&told, &[&counts(&[(500, 6)])]).outside(1_600), 0);
+        assert_eq!(scrapes(&told, &[&counts(&[(500, 4)])]).outside(1_600), 2);
     }
 
     #[test]
     fn one_scrape_says_nothing_and_an_old_one_neither() {
-        assert_eq!(scrapes(&[(1_000, 9)]).outside(&[], 1_000, INTERVAL), 0);
-        let engine = scrapes(&[(500, 9), (750, 9), (1_000, 9)]);
-        assert_eq!(engine.outside(&[], 1_750, INTERVAL), 9);
-        assert_eq!(engine.outside(&[], 1_751, INTERVAL), 0);
+        assert_eq!(scrapes(&[(1_000, 9)], &[]).outside(1_000), 0);
+        let engine = scrapes(&[(500, 9), (750, 9), (1_000, 9)], &[]);
+        assert_eq!(engine.outside(1_750), 9);
+        assert_eq!(engine.outside(1_751), 0);
     }
 }

@@ -35,6 +35,15 @@ impl Registry {
         }
     }
 
+    /// Requests that an endpoint has, as its engine tells, else as the Envoys do; `None` when nobody tells.
+    #[must_use]
+    pub fn busy(&self, id: &str, endpoint: &Endpoint, now_ms: u64) -> Option<u64> {
+        let Figures { running, waiting, .. } = self.figures(id, endpoint, now_ms);
+        let engine = running.map(|running| u64::from(running) + u64::from(waiting.unwrap_or(0)));
+        let told = || (self.exchange.envoys(now_ms).0 > 0).then(|| self.exchange.in_flight(id, now_ms).into());
+        engine.or_else(told)
+    }
+
     /// What is known of an engine and its GPUs now; what is stale is missing.
     #[must_use]
     pub fn figures(&self, id: &str, endpoint: &Endpoint, now_ms: u64) -> Figures {

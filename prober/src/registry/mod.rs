@@ -43,7 +43,7 @@ pub use endpoint::{
 };
 pub use epoch::Epoch;
 pub use gpus::Gpus;
-pub use shared::News;
+pub use shared::{Mark, News};
 pub use verdicts::{Verdict, WeightSource};
 pub use versions::Issued;
 pub use watched::{CheckFailure, Identity, Seen};
@@ -93,8 +93,8 @@ pub struct Registry {
     versions: versions::Versions,
     /// The fence of the prober that bursts, when that is another one.
     burst_by: Option<u64>,
-    /// Which endpoints other probers burst at, with their fences.
-    marks: HashMap<String, u64>,
+    /// Which endpoints are under a burst, as the store says.
+    marks: HashMap<String, Mark>,
     probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
     /// What Envoys report, and what follows from it.
     pub exchange: Exchange,

@@ -1,5 +1,7 @@
 //! What other probers over the same store have changed.
 
+use serde::{Deserialize, Serialize};
+
 use super::endpoint::{Drain, History, Kept, Measurement, Pin};
 use super::epoch::Epoch;
 use super::versions::Issued;
@@ -25,8 +27,17 @@ pub enum News {
     Averages(Option<averages::Kept>),
     /// A snapshot's version.
     Snapshot(Option<Issued>),
-    /// A burst by the prober with this fence.
-    Probing(Option<u64>),
+    /// A burst.
+    Probing(Option<Mark>),
+}
+
+/// Stands at an endpoint under a burst, in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// That of the prober that bursts.
+    pub fence: u64,
+    /// Which of its bursts: what was said of the one before says nothing of this one.
+    pub burst: u64,
 }
 
 impl Registry {
@@ -90,8 +101,8 @@ impl Registry {
                     self.versions.learn(&issued, now_ms);
                 }
             }
-            News::Probing(fence) => {
-                put(&mut self.marks, key, fence);
+            News::Probing(mark) => {
+                put(&mut self.marks, key, mark);
                 let marked = self.is_marked(key);
                 if let Some(endpoint) = self.endpoints.get_mut(key) {
                     endpoint.probing_elsewhere = marked;
@@ -104,8 +115,9 @@ impl Registry {
     pub fn follow(&mut self, fence: Option<u64>) {
         self.burst_by = fence;
         let marks = &self.marks;
+        let is_marked = |id: &str| fence.is_some() && marks.get(id).map(|mark| mark.fence) == fence;
         for (id, endpoint) in &mut self.endpoints {
-            endpoint.probing_elsewhere = fence.is_some() && marks.get(id) == fence.as_ref();
+            endpoint.probing_elsewhere = is_marked(id);
             if let Some(history) = self.memory.history.get(id).filter(|_| fence.is_some()) {
                 let served = self.pools.iter().find(|pool| pool.wire.name == endpoint.pool);
                 let subject = endpoint.key(served.map_or("", |pool| &pool.served_model));
@@ -114,10 +126,10 @@ impl Registry {
         }
     }
 
-    /// Which endpoints other probers burst at.
-    pub fn marked(&self) -> impl Iterator<Item = &str> {
+    /// Which endpoints other probers burst at, with their marks.
+    pub fn marked(&self) -> impl Iterator<Item = (&str, Mark)> {
         let under = self.endpoints.iter().filter(|(_, endpoint)| endpoint.probing_elsewhere);
-        under.map(|(id, _)| id.as_str())
+        under.filter_map(|(id, _)| Some((id.as_str(), *self.marks.get(id)?)))
     }
 
     /// Whether another prober bursts, so that what it has measured counts however old it is.
@@ -126,7 +138,7 @@ impl Registry {
     }
 
     pub(super) fn is_marked(&self, id: &str) -> bool {
-        self.burst_by.is_some() && self.marks.get(id) == self.burst_by.as_ref()
+        self.burst_by.is_some() && self.marks.get(id).map(|mark| mark.fence) == self.burst_by
     }
 
     /// The probes of an endpoint, for the store.

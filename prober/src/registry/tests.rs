@@ -280,7 +280,7 @@ fn what_another_prober_measures_counts_here() {
     probed(&mut there, "a", Some(980.0), 2);
     for id in ["a", "b"] {
         // The mark of the prober that bursts; that of another one says nothing.
-        here.learn(id, News::Probing(Some(6)), 3);
+        here.learn(id, News::Probing(Some(Mark { fence: 6, burst: 1 })), 3);
         assert!(!here.get(id).unwrap().under_burst());
         let endpoint = there.get(id).unwrap();
         here.learn(id, News::Last(endpoint.kept.clone()), 3);
@@ -292,8 +292,9 @@ fn what_another_prober_measures_counts_here() {
     for id in ["a", "b"] {
         assert_eq!(seen(&here, id), seen(&there, id));
     }
-    here.learn("a", News::Probing(Some(7)), 3);
-    assert_eq!((seen(&here, "a").2, here.marked().collect::<Vec<_>>()), (State::Probing, vec!["a"]));
+    let mark = Mark { fence: 7, burst: 2 };
+    here.learn("a", News::Probing(Some(mark)), 3);
+    assert_eq!((seen(&here, "a").2, here.marked().collect::<Vec<_>>()), (State::Probing, vec![("a", mark)]));
     // The prober that burst has gone: its marks end.
     here.follow(Some(8));
     assert_eq!(seen(&here, "a").2, State::Ready);
@@ -368,4 +369,19 @@ fn two_probers_publish_the_same_content_under_the_same_version() {
     assert_eq!(b.snapshot(310, 0), None);
     // An Envoy moves from A to B: it is told something newer than what it has.
     assert_eq!(b.snapshot(310, 300).unwrap().version, 310);
+}
+
+#[test]
+fn an_engine_that_tells_nothing_is_as_busy_as_the_envoys_say_and_never_idle() {
+    let mut registry = registry(&["a"]);
+    let busy = |registry: &Registry, now_ms| registry.busy("a", registry.get("a").unwrap(), now_ms);
+    assert_eq!(busy(&registry, 10), None);
+    let report = serde_json::json!({"envoy": "e", "pools": {"p": {"endpoints": {"a": {"in_flight": 7}}}}});
+    registry.exchanged(&serde_json::from_value(report).unwrap(), 10).unwrap();
+    assert_eq!(busy(&registry, 10), Some(7));
+    let signals = Signals { running: Some(2), waiting: Some(1), at_ms: Some(20), ..Signals::default() };
+    registry.get_mut("a").unwrap().signals = signals;
+    assert_eq!(busy(&registry, 20), Some(3));
+    // Its figures are stale, and so is what the Envoy said.
+    assert_eq!(busy(&registry, 100_000), None);
 }

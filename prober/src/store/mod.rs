@@ -279,6 +279,33 @@ impl Store {
         fence.filter(|_| self.inner.health.borrow().loaded)
     }
 
+    /// Waits until this prober has the lease with this fence no longer.
+    pub async fn lost(&self, fence: u64) {
+        let mut lease = self.lease();
+        loop {
+            let until = match &*lease.borrow_and_update() {
+                held if held.fence(Instant::now()) != Some(fence) => return,
+                Lease::Mine { until, .. } => *until,
+                _ => return,
+            };
+            let ends = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            // A renewal is no news: at the end that was known it is looked at again.
+            tokio::select! {
+                changed = lease.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = ends => {}
+            }
+        }
+    }
+
     /// What is known of the lease, and how it changes.
     #[must_use]
     pub fn lease(&self) -> watch::Receiver<Lease> {
