@@ -139,8 +139,10 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         return;
     }
     let mark = Mark { fence: *fence, burst: service.bursts.fetch_add(1, Ordering::Relaxed) };
-    let put = Change::put(Table::Probing, id, &mark).map(|change| change.fenced(*fence));
-    service.store.put(put.into_iter().collect());
+    if *fence > 0 {
+        let put = Change::put(Table::Probing, id, &mark).map(|change| change.fenced(*fence));
+        service.store.put(put.into_iter().collect());
+    }
     // However this ends (the task is dropped at shutdown, before xDS ends), the endpoint does not stay out of service.
     let _guard = Unmark { service, id, fence: *fence };
     let result = tokio::select! {
@@ -296,7 +298,10 @@ impl Drop for Unmark<'_> {
                 endpoint.probing = false;
             }
         });
-        self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);
+        // One that was forced without the lease has left no mark that others would heed.
+        if self.fence > 0 {
+            self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);
+        }
     }
 }
 

@@ -47,17 +47,17 @@ pub struct FoldedMs {
 }
 
 impl Kept {
-    /// Each figure with its time.
+    /// Each figure with its time; 0 for one that has never had a sample.
     fn figures(&mut self) -> [(&mut Option<f64>, &mut u64); 4] {
-        let Kept { averages, at_ms, folded_ms } = self;
-        let times = [&mut folded_ms.ttft, &mut folded_ms.e2e, &mut folded_ms.tps, &mut folded_ms.error_rate];
-        let times = times.map(|time| {
-            *time = if *time == 0 { *at_ms } else { *time };
-            time
-        });
-        let Averages { ttft_ms, e2e_ms, tps, error_rate } = averages;
-        let [ttft_at, e2e_at, tps_at, error_rate_at] = times;
-        [(ttft_ms, ttft_at), (e2e_ms, e2e_at), (tps, tps_at), (error_rate, error_rate_at)]
+        let Kept { averages: Averages { ttft_ms, e2e_ms, tps, error_rate }, at_ms, folded_ms: at } = self;
+        let all =
+            [(ttft_ms, &mut at.ttft), (e2e_ms, &mut at.e2e), (tps, &mut at.tps), (error_rate, &mut at.error_rate)];
+        all.map(|(average, at)| {
+            if *at == 0 && average.is_some() {
+                *at = *at_ms;
+            }
+            (average, at)
+        })
     }
 }
 
@@ -233,6 +233,12 @@ mod tests {
         let value = moving.value(61_000, TAU);
         assert_eq!((value.ttft_ms, value.e2e_ms), (theirs.averages.ttft_ms, ours.averages.e2e_ms));
         assert!(value.ttft_ms.is_some_and(|ttft_ms| ttft_ms > 400.0), "{value:?}");
+        // Where no request streams nothing is known of that, however new the rest is.
+        let mut elsewhere = Moving::default();
+        elsewhere.add(&served(70, 1), 90_000, TAU);
+        moving.hear(elsewhere.take(91_000, TAU).unwrap());
+        let heard = moving.value(91_000, TAU);
+        assert_eq!((heard.ttft_ms, heard.e2e_ms), (value.ttft_ms, Some(70.0)));
     }
 
     #[test]
