@@ -58,14 +58,16 @@ impl Knee {
     pub fn of(curve: &Curve, min_tps: f64) -> Self {
         let full = enough(curve);
         let min_tps = if min_tps.is_nan() { 0.0 } else { min_tps };
+        let enough = (full - EPSILON).ceil().max(1.0);
         match held(curve, min_tps) {
             None => Knee { concurrency: 1, exact: 1.0, bound: Bound::BelowFloor },
-            Some(floor) if floor < full => {
-                Knee { concurrency: (floor + EPSILON).floor().max(1.0) as u32, exact: floor, bound: Bound::Floor }
-            }
-            Some(_) => {
-                Knee { concurrency: (full - EPSILON).ceil().max(1.0) as u32, exact: full, bound: Bound::Throughput }
-            }
+            // Also where only the rounding would go past it.
+            Some(floor) if floor + EPSILON < enough => Knee {
+                concurrency: (floor + EPSILON).floor().max(1.0) as u32,
+                exact: floor.min(full),
+                bound: Bound::Floor,
+            },
+            Some(_) => Knee { concurrency: enough as u32, exact: full, bound: Bound::Throughput },
         }
     }
 }

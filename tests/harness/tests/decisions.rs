@@ -74,7 +74,12 @@ async fn a_slow_request_is_found_and_explained() {
     assert_eq!(found(&prober, &format!("request_id={id}"), 1).await["decisions"][0], *record);
     found(&prober, &format!("endpoint={}&slow_ms=2000", slow.endpoint()), 1).await;
     found(&prober, "pool=m&request_id=nobody", 0).await;
-    let logged = envoy.access_log().into_iter().find(|line| line["request_id"] == id).unwrap();
+    // Envoy writes its log when a buffer is full, and every few seconds.
+    let logged = eventually("its line of the access log", DEADLINE, async || {
+        envoy.access_log().into_iter().find(|line| line["request_id"] == id).context("not yet")
+    })
+    .await
+    .unwrap();
 
     let said = explain(&answer.to_string()).await.unwrap();
     println!("{said}");
