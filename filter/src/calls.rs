@@ -68,9 +68,16 @@ struct Pending {
 #[derive(Default)]
 pub(crate) struct Calls {
     pending: Vec<Pending>,
+    /// Value of `authorization`; empty where the prober asks for none.
+    authorization: String,
 }
 
 impl Calls {
+    /// Shows this bearer token from now on; none when it is empty.
+    pub(crate) fn authorize(&mut self, token: &str) {
+        self.authorization = if token.is_empty() { String::new() } else { format!("Bearer {token}") };
+    }
+
     /// Posts JSON to a path of the prober's API. `done` runs when the answer is there, in the VM that asked.
     ///
     /// # Errors
@@ -85,8 +92,11 @@ impl Calls {
         if self.is_busy(path) {
             return Err(CallError::Busy);
         }
-        let headers =
-            [(":method", "POST"), (":path", path), (":authority", CLUSTER), ("content-type", "application/json")];
+        let mut headers =
+            vec![(":method", "POST"), (":path", path), (":authority", CLUSTER), ("content-type", "application/json")];
+        if !self.authorization.is_empty() {
+            headers.push(("authorization", &self.authorization));
+        }
         let token = host::http_call(CLUSTER, &headers, body, TIMEOUT_MS).map_err(|error| match error.0 {
             host::BAD_ARGUMENT => CallError::NoCluster,
             _ => CallError::NotSent,

@@ -198,6 +198,7 @@ impl Vm {
             _ => format!("{:016x}", self.id),
         };
         self.records.name(envoy, self.id);
+        self.calls.authorize(&snapshot.reports_token);
         self.snapshot = Some(Rc::new(snapshot));
         signals::configured(self);
         Ok(())

@@ -56,7 +56,7 @@ const MAX_BODY: usize = 256 << 10;
 )]
 pub struct Document;
 
-/// All routes. With a token, everything under `/v1` needs it.
+/// All routes. With a token, everything under `/v1` needs it; for reports of filters, the one derived from it will do.
 pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
     let decisions = get(decisions::list).post(decisions::take).layer(DefaultBodyLimit::max(decisions::MAX_BODY));
     let guarded = Router::new()
@@ -69,7 +69,7 @@ pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
         .route("/v1/envoys", get(status::envoys))
         .route("/v1/decisions", decisions)
         .route("/v1/signals", post(signals::exchange).layer(DefaultBodyLimit::max(signals::MAX_REPORT)))
-        .layer(middleware::from_fn_with_state(token.map(Arc::new), auth::check));
+        .layer(middleware::from_fn_with_state(token.map(auth::Tokens::from).map(Arc::new), auth::check));
     Router::new()
         .merge(guarded)
         .route("/healthz", get(status::healthz))

@@ -128,6 +128,8 @@ impl Running {
 /// When an address cannot be bound, the store cannot be opened, or the token file cannot be read.
 pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
     let token = config.token_file.as_deref().map(api::Token::read).transpose()?;
+    let mut config = config;
+    config.filter.reports_token = token.as_ref().map(api::Token::for_reports).unwrap_or_default();
     let store = Store::open(&config.store).await?;
     match store.prune(service::now_ms()) {
         0 => {}

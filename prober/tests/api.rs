@@ -66,6 +66,29 @@ async fn with_a_token_everything_under_v1_needs_it() {
     for open in ["/healthz", "/metrics", "/openapi.json"] {
         assert_eq!(status(None, open).await, 200, "{open}");
     }
+    // What filters show with their reports is in the snapshot, and opens nothing else.
+    let snapshot = prober.http.get(prober.url("/v1/snapshot")).bearer_auth("0123456789abcdef").send().await.unwrap();
+    let snapshot: Value = snapshot.json().await.unwrap();
+    let reports = snapshot["filter"]["reports_token"].as_str().unwrap().to_owned();
+    assert!(reports.len() == 64 && !reports.contains("0123456789abcdef"), "{reports}");
+    let report = async |token: Option<&str>, path: &str, body: Value| {
+        let mut request = prober.http.post(prober.url(path)).body(body.to_string());
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        request.header("content-type", "application/json").send().await.unwrap().status().as_u16()
+    };
+    let load = || json!({"envoy": "e", "pools": {}});
+    let records = || json!({"envoy": "e", "seen": 0, "dropped": 0, "decisions": []});
+    for token in [Some(reports.as_str()), Some("0123456789abcdef")] {
+        assert_eq!(report(token, "/v1/signals", load()).await, 200);
+        assert_eq!(report(token, "/v1/decisions", records()).await, 200);
+    }
+    assert_eq!((report(None, "/v1/signals", load()).await, report(None, "/v1/decisions", records()).await), (401, 401));
+    for path in ["/v1/endpoints", "/v1/decisions", "/v1/snapshot"] {
+        assert_eq!(status(Some(&reports), path).await, 401, "{path}");
+    }
+    assert_eq!(report(Some(&reports), "/v1/endpoints", endpoint("e", 9)).await, 401);
     prober.stop().await;
 }
 

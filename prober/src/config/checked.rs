@@ -93,6 +93,8 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         client_headers: raw.filter.client_headers,
         prefix_bytes: prefix_bytes.unwrap_or(0),
         signals: wire::Signals { interval_ms: signals.interval.as_millis() as u64 },
+        // Known when the token file is read.
+        reports_token: String::new(),
     };
     check.that(!raw.pools.is_empty(), "pools", "[]", "at least one pool");
     let mut ids = HashSet::new();

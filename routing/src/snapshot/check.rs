@@ -55,6 +55,7 @@ impl TryFrom<wire::Snapshot> for Snapshot {
             prefix_bytes: raw.filter.prefix_bytes,
             decisions_per_second: raw.filter.decisions_per_second.min(MAX_DECISIONS_PER_SECOND),
             signals_interval_ms: raw.filter.signals.interval_ms,
+            reports_token: raw.filter.reports_token,
             pools,
             alarms,
             by_model,

@@ -51,6 +51,8 @@ pub struct Snapshot {
     pub decisions_per_second: u32,
     /// How often the filter reports its load and hears of the others', in ms; 0: not at all.
     pub signals_interval_ms: u64,
+    /// The bearer token of this filter's reports to the prober; empty: none.
+    pub reports_token: String,
     /// The pools, in the order given.
     pub pools: Vec<Pool>,
     /// What was wrong but had a safe stand-in, one sentence each.

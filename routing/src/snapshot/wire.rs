@@ -34,6 +34,9 @@ pub struct Filter {
     /// How filters and prober tell each other about load.
     #[serde(default)]
     pub signals: Signals,
+    /// What a filter shows the prober when it reports, as a bearer token; empty: nothing. The prober sets it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reports_token: String,
 }
 
 /// `signals: {interval_ms: 250}`.
@@ -70,6 +73,7 @@ impl Default for Filter {
             prefix_bytes: default_prefix_bytes(),
             decisions_per_second: 0,
             signals: Signals::default(),
+            reports_token: String::new(),
         }
     }
 }

@@ -147,6 +147,32 @@ async fn without_the_prober_requests_go_on_and_what_is_lost_is_counted() {
     .unwrap();
 }
 
+// The API has a token: Envoys report with one of their own, which comes with the snapshot.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_token_reports_come_through() {
+    const TOKEN: &str = "only-operators-know-this";
+    let a = engine("a", even()).await;
+    let mut site = Site::new(&[&a]);
+    let dir = tempfile::TempDir::with_prefix("weighbridge-token-").unwrap();
+    let file = dir.path().join("token");
+    std::fs::write(&file, TOKEN).unwrap();
+    site.config["api"]["token_file"] = json!(file);
+    let (prober, envoy) = site.start(2).await;
+    assert_eq!(prober.call(Method::GET, "/v1/decisions", None).await.unwrap().0, 401);
+    let prober = prober.with_token(TOKEN);
+    assert!(load::send(envoy.gateway(), chat()).await.is_ok());
+    found(&prober, "limit=10", 1).await;
+    eventually("signals are fresh", DEADLINE, async || {
+        let stats = envoy.stats().await?;
+        ensure!(stats.get("wasmcustom.weighbridge_signals_calls.result.ok") > 0);
+        ensure!(stats.get("wasmcustom.weighbridge_signals_stale") == 0);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(envoy.stats().await.unwrap().get("wasmcustom.weighbridge_decisions_dropped"), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_rate_of_nothing_nothing_is_sent() {
     let a = engine("a", even()).await;
