@@ -106,7 +106,7 @@ impl Json {
         self.digits(scaled / u64::from(scale));
         self.0.push(b'.');
         let mut rest = (scaled % u64::from(scale)) as u32;
-        while places > 1 && rest % 10 == 0 {
+        while places > 1 && rest.is_multiple_of(10) {
             rest /= 10;
             places -= 1;
         }
