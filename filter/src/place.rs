@@ -6,6 +6,7 @@ use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::eligibility::{Ask, DEFAULT_PRIORITY, Patience};
 use weighbridge_routing::live::{Refused, Verdict};
+use weighbridge_routing::prefix::checkpoints::Checkpoint;
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::request::wish::{self, WrongHeader};
 use weighbridge_routing::request::{Request, Shape};
@@ -233,11 +234,15 @@ fn look_up(pool: &Pool, shape: Shape, request: &Request, bytes_per_token: f64, n
         let checkpoints = &request.prompt.checkpoints;
         home = checkpoints.home(model);
         let before = request.previous_response.map_or(0, |_| RESPONSE_TOKENS);
-        prefixes.extend(request.previous_response.map(|hash| Prefix { hash, tokens: before }));
-        prefixes.extend(checkpoints.seeded(model).into_iter().map(|checkpoint| Prefix {
+        let prefix = |checkpoint: Checkpoint| Prefix {
             hash: checkpoint.hash,
             tokens: before + (checkpoint.bytes as f64 / bytes_per_token) as u64,
-        }));
+        };
+        // In place: they have the same size.
+        prefixes = checkpoints.seeded(model).into_iter().map(prefix).collect();
+        if let Some(hash) = request.previous_response {
+            prefixes.insert(0, Prefix { hash, tokens: before });
+        }
     }
     vm::with(|vm| {
         let search = vm.search(pool, prefixes, home, now_ms);

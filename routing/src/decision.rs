@@ -194,14 +194,15 @@ pub struct ResultRecord<'a> {
 /// Places of the endpoints that are written out: these first, then others in the pool's order.
 fn shown(endpoints: usize, first: &[&[usize]]) -> Vec<usize> {
     let mut shown = Vec::with_capacity(endpoints.min(MAX_CANDIDATES));
-    for index in first.iter().copied().flatten().copied().chain(0..endpoints) {
-        if shown.len() == MAX_CANDIDATES {
-            break;
-        }
-        if !shown.contains(&index) {
+    let mut show = |index| {
+        let room = shown.len() < MAX_CANDIDATES;
+        if room && !shown.contains(&index) {
             shown.push(index);
         }
-    }
+        room
+    };
+    first.iter().all(|some| some.iter().all(|index| show(*index)));
+    (0..endpoints).all(show);
     shown
 }
 

@@ -239,15 +239,25 @@ impl Scanner {
                 }
                 None => self.state = State::Text { key: false },
             },
-            Kind::Bool(true) => self.state = State::Word { rest: b"rue" },
-            Kind::Bool(false) => self.state = State::Word { rest: b"alse" },
-            Kind::Null => self.state = State::Word { rest: b"ull" },
+            Kind::Bool(true) => return Ok(self.literal(b"rue", after)),
+            Kind::Bool(false) => return Ok(self.literal(b"alse", after)),
+            Kind::Null => return Ok(self.literal(b"ull", after)),
             Kind::Number => {
                 sink.number(&[byte]);
                 self.state = State::Number(Number::begin(byte));
             }
         }
         Ok(0)
+    }
+
+    /// The rest of `true`, `false` or `null`, at once where all of it is here. Returns how many bytes that took.
+    fn literal(&mut self, rest: &'static [u8], after: &[u8]) -> usize {
+        if after.starts_with(rest) {
+            self.state = self.after_value();
+            return rest.len();
+        }
+        self.state = State::Word { rest };
+        0
     }
 
     /// The bytes of a number that are here. Returns how many.

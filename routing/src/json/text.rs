@@ -16,6 +16,9 @@ pub(super) struct Run {
 /// bytes.
 const FEW: u32 = 3;
 
+/// Of a [`word`], in 16 bytes: an id has about 40.
+const WORD_CHUNKS: usize = 4;
+
 /// The run at the start of `bytes`: up to a quote, a control character, or an escape that `mode` has to see. Where no
 /// text is wanted, or raw text, the escapes of one letter belong to the run, so a prompt full of `\n` is still one.
 pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
@@ -66,12 +69,17 @@ pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
     }
 }
 
-/// What stands before the quote that ends a text, where that is among the next 16 bytes and everything before it is ASCII
-/// without escapes.
+/// What stands before the quote that ends a text, where that comes soon and everything before it is ASCII without escapes.
 pub(super) fn word(bytes: &[u8]) -> Option<&[u8]> {
-    let length = first_special(bytes.first_chunk()?);
-    let (word, after) = bytes.split_at_checked(length)?;
-    (after.first() == Some(&b'"') && length < 16).then_some(word)
+    let (chunks, _) = bytes.as_chunks::<16>();
+    for (nth, chunk) in chunks.iter().take(WORD_CHUNKS).enumerate() {
+        let at = first_special(chunk);
+        if at < 16 {
+            let (word, after) = bytes.split_at_checked(16 * nth + at)?;
+            return (after.first() == Some(&b'"')).then_some(word);
+        }
+    }
+    None
 }
 
 /// Part of a run.
@@ -232,9 +240,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_word_is_what_a_slow_reader_takes_for_one(bytes in proptest::collection::vec(prop_oneof![4 => 32u8..128, 1 => Just(b'"'), 1 => any::<u8>()], 0..40)) {
+        fn a_word_is_what_a_slow_reader_takes_for_one(bytes in proptest::collection::vec(prop_oneof![4 => 32u8..128, 1 => Just(b'"'), 1 => any::<u8>()], 0..90)) {
             let length = bytes.iter().position(|byte| !byte.is_ascii() || matches!(byte, b'"' | b'\\' | 0..0x20));
-            let length = length.filter(|length| *length < 16 && bytes.len() >= 16 && bytes[*length] == b'"');
+            let length = length.filter(|length| *length < (bytes.len() & !15).min(64) && bytes[*length] == b'"');
             prop_assert_eq!(word(&bytes), length.map(|length| &bytes[..length]));
         }
 

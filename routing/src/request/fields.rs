@@ -21,7 +21,11 @@ impl Capture {
 
     fn push(&mut self, piece: &str) {
         let room = (Self::MAX_BYTES + 1).saturating_sub(self.0.len());
-        self.0.extend(piece.chars().take(room));
+        if piece.len() <= room {
+            self.0.push_str(piece);
+        } else {
+            self.0.extend(piece.chars().take(room));
+        }
     }
 }
 
