@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use harness::engine_sim::model::Profile;
 use harness::engine_sim::server::EngineHandle;
 use harness::load::{self, Call, Held};
-use harness::snapshot::{pool, snapshot};
+use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions, ProberProcess, eventually};
 use serde_json::{Value, json};
 
@@ -364,7 +364,7 @@ async fn an_envoy_that_cannot_reach_the_prober_serves_as_ever() {
     drop(engines);
 }
 
-// The token stands in Envoy's configuration, never in a snapshot.
+// A filter's token comes with the prober's snapshot; without that, Envoy's configuration can have the operators' one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_goes_with_the_report() {
     const TOKEN: &str = "0123456789abcdef";
@@ -374,10 +374,14 @@ async fn a_token_goes_with_the_report() {
     std::fs::write(dir.path().join("token"), TOKEN).unwrap();
     site.config["api"]["token_file"] = json!(dir.path().join("token"));
     let prober = site.prober().await.with_token(TOKEN);
-    let options = || EnvoyOptions {
+    let served = || EnvoyOptions {
         prober: Some(prober.api()),
         snapshot: Some(snapshot(vec![pool("m", Vec::new())])),
         ..EnvoyOptions::with_xds(prober.xds())
+    };
+    let alone = || EnvoyOptions {
+        prober: Some(prober.api()),
+        ..EnvoyOptions::fixed(snapshot(vec![pool("m", vec![endpoint("a", a.addr(), 1.0)])]))
     };
     let with_token: fn(&mut Value) = |cluster| {
         let options = cluster["typed_extension_protocol_options"].as_object_mut().unwrap();
@@ -388,9 +392,8 @@ async fn a_token_goes_with_the_report() {
             "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
         }}));
     };
-    let (with, without) =
-        (Envoy::start(with_cluster(options(), Some(with_token))).await, Envoy::start(options()).await);
-    for (envoy, result) in [(with.unwrap(), "ok"), (without.unwrap(), "status")] {
+    for (options, result) in [(served(), "ok"), (with_cluster(alone(), Some(with_token)), "ok"), (alone(), "status")] {
+        let envoy = Envoy::start(options).await.unwrap();
         eventually(&format!("calls end with {result}"), DEADLINE, async || {
             let stats = envoy.stats().await?;
             let found: Vec<_> = stats.with_prefix("wasmcustom.weighbridge_signals_calls").collect();
