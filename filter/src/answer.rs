@@ -24,11 +24,6 @@ impl Refusal {
     pub(crate) fn new(error: ApiError, pool: &str, reason: &'static str) -> Self {
         Refusal { error, pool: pool.to_owned(), reason, decision: None }
     }
-
-    /// The same with its decision record, for a client that may have it.
-    pub(crate) fn explained(self, record: String, explain: bool) -> Self {
-        Refusal { decision: explain.then_some(record), ..self }
-    }
 }
 
 /// Answers the request of the effective context. At most once per request.

@@ -186,7 +186,8 @@ impl Wanted {
         if matches!(refused.refusal, Why::AtCap | Why::QueueFull) {
             error.retry_after_s = Some(refused.retry_after_s);
         }
-        Refusal::new(error, &pool.name, refused.refusal.as_str()).explained(record, self.explain)
+        let decision = self.explain.then_some(record);
+        Refusal { decision, ..Refusal::new(error, &pool.name, refused.refusal.as_str()) }
     }
 }
 

@@ -37,9 +37,8 @@ struct UnderWay {
 #[derive(Default)]
 pub(crate) struct Records {
     sample: Sample,
-    /// Which Envoy this is, and which of its VMs.
+    /// Which Envoy this is.
     envoy: String,
-    vm: u64,
     under_way: Option<UnderWay>,
     /// A batch that did not get through, for its second try.
     again: Option<Batch>,
@@ -48,9 +47,9 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Says which Envoy this is, and which of its VMs.
-    pub(crate) fn name(&mut self, envoy: String, vm: u64) {
-        (self.envoy, self.vm) = (envoy, vm);
+    /// Says which Envoy this is.
+    pub(crate) fn name(&mut self, envoy: String) {
+        self.envoy = envoy;
     }
 
     /// So many records a second may be sent, shared by this many VMs.
@@ -102,7 +101,7 @@ impl Records {
 /// Posts what there is. To be called on each tick.
 pub(crate) fn send(vm: &mut Vm, now_ms: u64) {
     let Some(under_way) = vm.records.next() else { return };
-    let body = under_way.batch.to_json(&vm.records.envoy, vm.records.vm, under_way.dropped);
+    let body = under_way.batch.to_json(&vm.records.envoy, vm.id, under_way.dropped);
     vm.records.under_way = Some(under_way);
     let posted = vm.calls.post(PATH, body.as_bytes(), now_ms, |vm, result| ended(vm, result.is_ok()));
     if posted.is_err() {

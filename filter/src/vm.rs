@@ -65,7 +65,7 @@ struct PoolState {
 
 /// The state of one VM.
 pub(crate) struct Vm {
-    id: u64,
+    pub(crate) id: u64,
     /// Whether this VM serves requests: the one that only checks a configuration and the one of the main thread do not.
     serves: bool,
     rng: SplitMix64,
@@ -197,7 +197,7 @@ impl Vm {
             // Not to be told apart by its own name; its threads are at least told apart from other Envoys'.
             _ => format!("{:016x}", self.id),
         };
-        self.records.name(envoy, self.id);
+        self.records.name(envoy);
         self.calls.authorize(&snapshot.reports_token);
         self.snapshot = Some(Rc::new(snapshot));
         signals::configured(self);

@@ -153,12 +153,8 @@ impl Waiting {
     }
 
     fn refuse(&self, error: ApiError, reason: &'static str) -> Turn {
-        let refusal = Refusal::new(error, self.pool_name(), reason);
-        let record = self.record(reason);
-        Turn::Refused(match record {
-            Some(record) => refusal.explained(record, self.known.explain),
-            None => refusal,
-        })
+        let decision = self.record(reason).filter(|_| self.known.explain);
+        Turn::Refused(Refusal { decision, ..Refusal::new(error, self.pool_name(), reason) })
     }
 
     /// Writes down that it has waited in vain, and why.

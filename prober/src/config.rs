@@ -20,6 +20,7 @@ use weighbridge_routing::weight::Clamp;
 
 use crate::caps::Sizing;
 use crate::store::Place;
+pub(crate) use checked::is_one_host;
 pub use signals::{Dcgm, Signals, Whose};
 
 /// A checked configuration.

@@ -290,22 +290,19 @@ async fn one_has_the_lease_and_what_a_stale_one_measured_is_refused() {
     let late = Running::open(&place).await;
     let change = |value: &str, fence| Change::put(Table::Last, "e", &value).unwrap().fenced(fence);
     late.store.write(vec![change("by the first, too late", stale)]).await;
-    eventually("the refused value is gone again", DEADLINE, async || {
-        let found: Option<String> = late.store.get(Table::Last, "e");
-        ensure!(found.as_deref() == Some("by the second"), "{found:?}");
-        Ok(())
-    })
-    .await
-    .unwrap();
+    let sees = async |expected: &str| {
+        let seen = eventually(expected, DEADLINE, async || {
+            let found: Option<String> = late.store.get(Table::Last, "e");
+            ensure!(found.as_deref() == Some(expected), "{found:?}");
+            Ok(())
+        });
+        seen.await.unwrap();
+    };
+    // The refused value is gone again.
+    sees("by the second").await;
     // The holder's own is stored.
     second.store.write(vec![change("again by the second", fence)]).await;
-    eventually("it is seen", DEADLINE, async || {
-        let found: Option<String> = late.store.get(Table::Last, "e");
-        ensure!(found.as_deref() == Some("again by the second"), "{found:?}");
-        Ok(())
-    })
-    .await
-    .unwrap();
+    sees("again by the second").await;
     // Given back at a stop, it is free at once.
     second.stop().await;
     eventually("the last one takes it", DEADLINE, async || {

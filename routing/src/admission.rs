@@ -31,16 +31,18 @@ impl Default for Admission {
 /// The longest that a request may be told to stay away (s).
 const MOST_RETRY_S: u32 = 60;
 
-/// `retry-after` (s): how long `ahead` waiters and the request itself take to drain at so many releases per second, within
-/// 1 to 60. Less than one release a minute says nothing: a pool that was idle has released nothing either. Then it is 60
-/// behind others, and 1 behind nobody, since the first slot that frees is to be had.
+/// `retry-after` (s): how long `ahead` waiters and the request itself take to drain at so many releases per second, at least
+/// 1, and at most 60 or `max_wait_ms`: whoever waits now has a slot by then, or has gone. Less than one release a minute
+/// says nothing: a pool that was idle has released nothing either. Then it is the most behind others, and 1 behind nobody,
+/// since the first slot that frees is to be had.
 #[must_use]
-pub fn retry_after_s(ahead: usize, releases_per_s: f64) -> u32 {
+pub fn retry_after_s(ahead: usize, releases_per_s: f64, max_wait_ms: u32) -> u32 {
+    let most = max_wait_ms.div_ceil(1_000).clamp(1, MOST_RETRY_S);
     if releases_per_s.is_nan() || releases_per_s * f64::from(MOST_RETRY_S) < 1.0 {
-        return if ahead == 0 { 1 } else { MOST_RETRY_S };
+        return if ahead == 0 { 1 } else { most };
     }
     let seconds = ((ahead as f64 + 1.0) / releases_per_s).ceil() as u32;
-    seconds.clamp(1, MOST_RETRY_S)
+    seconds.clamp(1, most)
 }
 
 /// How long (ms) a request that came now would wait, for autoscalers: nothing while a slot is free and nobody waits, else
@@ -62,11 +64,13 @@ mod tests {
 
     #[test]
     fn retry_after_follows_the_drain_rate() {
-        assert_eq!(retry_after_s(0, 10.0), 1);
-        assert_eq!(retry_after_s(99, 10.0), 10);
-        assert_eq!(retry_after_s(99, 0.1), 60);
-        assert_eq!((retry_after_s(5, 0.0), retry_after_s(5, -1.0), retry_after_s(5, f64::NAN)), (60, 60, 60));
-        assert_eq!((retry_after_s(0, 0.0), retry_after_s(0, 0.016), retry_after_s(0, f64::NAN)), (1, 1, 1));
+        let after = |ahead, rate| retry_after_s(ahead, rate, 300_000);
+        assert_eq!([after(0, 10.0), after(99, 10.0), after(99, 0.1)], [1, 10, 60]);
+        assert_eq!([after(5, 0.0), after(5, -1.0), after(5, f64::NAN)], [60; 3]);
+        assert_eq!([after(0, 0.0), after(0, 0.016), after(0, f64::NAN)], [1; 3]);
+        // In the first burst after a quiet time nothing is known of the rate: the queue is empty after the longest wait.
+        assert_eq!([retry_after_s(5, 0.0, 4_200), retry_after_s(99, 1.0, 4_200)], [5, 5]);
+        assert_eq!([retry_after_s(5, 0.0, 0), retry_after_s(5, 0.0, 300)], [1, 1]);
     }
 
     #[test]

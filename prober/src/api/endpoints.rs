@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
-use crate::config;
+use crate::config::{self, is_one_host};
 use crate::members::{LEAVE_MS, resolve};
 use crate::registry::{Origin, Registered, RegistryError};
 use crate::service::{Service, now_ms};
@@ -99,7 +99,7 @@ pub(super) async fn register(
     })?;
     let known_from_file =
         service.read(|registry| registry.get(&id).is_ok_and(|endpoint| matches!(endpoint.origin, Origin::File(_))));
-    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
+    if !is_one_host(address) {
         let message = format!("address is {:?}: expected the address of an engine", written.address);
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
     }

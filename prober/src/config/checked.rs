@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use weighbridge_routing::snapshot::admission::MAX_WAIT_MS;
@@ -169,10 +169,17 @@ fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {
 fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check) -> Pool {
     let field = |name: &str| format!("pools[{nth}].{name}");
     check.that(is_id(&raw.name), field("name"), &raw.name, "1 to 64 of A-Z a-z 0-9 _ -");
+    // A pool is an Envoy cluster of this name, and Envoy passes over one that is called like a static cluster.
+    let own = !raw.name.starts_with("weighbridge-") && !raw.name.ends_with("-static");
+    check.that(own, field("name"), &raw.name, "a name that does not begin with weighbridge- or end with -static");
     check.that(!raw.models.is_empty(), field("models"), "[]", "at least one model name");
     for (at, model) in raw.models.iter().enumerate() {
         let good = (1..=MAX_MODEL_BYTES).contains(&model.len());
         check.that(good, field(&format!("models[{at}]")), model, "a name of 1 to 256 bytes");
+    }
+    if let Some(served) = &raw.served_model {
+        let good = (1..=MAX_MODEL_BYTES).contains(&served.len());
+        check.that(good, field("served_model"), served, "a name of 1 to 256 bytes");
     }
     let served_model = raw.served_model.or_else(|| raw.models.first().cloned()).unwrap_or_default();
     let mut endpoints = Vec::new();
@@ -388,10 +395,18 @@ impl Endpoint {
     }
 }
 
+/// Whether something can listen there that can be reached from elsewhere by that address alone.
+pub(crate) fn is_one_host(address: SocketAddr) -> bool {
+    let ip = address.ip().to_canonical();
+    let scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
+    let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
+    address.port() != 0 && !(ip.is_unspecified() || ip.is_multicast() || broadcast || scoped)
+}
+
 /// `host:port`, where host is a name, an IPv4 address, or an IPv6 address in brackets.
 pub(super) fn is_address(text: &str) -> bool {
-    if text.parse::<SocketAddr>().is_ok() {
-        return true;
+    if let Ok(address) = text.parse() {
+        return is_one_host(address);
     }
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let label = |label: &str| {

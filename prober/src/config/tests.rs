@@ -89,6 +89,17 @@ fn what_the_filter_would_refuse_is_refused() {
     assert!(error.to_string().contains("filter.client_headers[0]"), "{error}");
 }
 
+// Such a cluster would be passed over by Envoy, and the pool's requests go to the prober.
+#[test]
+fn a_pool_is_not_called_like_a_cluster_of_ours() {
+    for name in ["weighbridge-prober", "weighbridge-xds", "default-static"] {
+        let found = errors(&format!("pools: [{{name: {name}, models: [m]}}]"));
+        assert!(found.iter().any(|error| error.starts_with("pools[0].name")), "{name}: {found:?}");
+    }
+    let found = errors("pools: [{name: p, models: [m], served_model: ''}]");
+    assert!(found.iter().any(|error| error.starts_with("pools[0].served_model")), "{found:?}");
+}
+
 #[test]
 fn what_is_wrong_with_a_policy_is_told_by_name() {
     let found = errors(
@@ -284,6 +295,10 @@ fn the_files_that_are_named_are_looked_at() {
 fn addresses_and_sizes() {
     for good in ["10.0.0.1:80", "[::1]:80", "gpu-1:8000", "vllm.default.svc.cluster.local:8000"] {
         assert!(is_address(good), "{good}");
+    }
+    let nobody = ["127.0.0.1:0", "0.0.0.0:80", "[::]:80", "224.0.0.1:80", "255.255.255.255:80", "[fe80::1%1]:80"];
+    for bad in nobody.into_iter().chain(["[::ffff:0.0.0.0]:80", "[::ffff:224.0.0.1]:80"]) {
+        assert!(!is_address(bad), "{bad}");
     }
     for bad in ["10.0.0.1", "gpu:0", "gpu:99999", ":80", "a b:80", "http://gpu:80", ""] {
         assert!(!is_address(bad), "{bad}");

@@ -88,6 +88,9 @@ pub(super) fn why(record: &Record) -> Vec<String> {
     };
     let mut sentences = vec![match record.reason.as_str() {
         "only_one" => format!("It went to {picked}, the only endpoint that could take it."),
+        "all_idle" if chosen.is_some_and(|chosen| compared.iter().all(|other| other.weight == chosen.weight)) => {
+            format!("It went to {picked}: nobody had anything to do, and all weigh the same.")
+        }
         "all_idle" => format!(
             "It went to {picked}: nobody had anything to do, and {picked} is the fastest of them (highest weight)."
         ),

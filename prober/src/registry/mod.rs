@@ -217,6 +217,10 @@ impl Registry {
                 known.discovered_window = None;
                 self.exchange.replaced(&written.id);
             }
+            if known.address != address {
+                // Another machine may be there: it is new until it is seen to be what was measured.
+                known.kept = None;
+            }
             known.written = written;
             known.address = address;
             known.fingerprint = None;

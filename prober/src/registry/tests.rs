@@ -260,6 +260,21 @@ fn a_spared_burst_has_the_kept_prefill_speed() {
 }
 
 #[test]
+fn an_endpoint_at_another_address_waits_until_it_is_known_there() {
+    let mut registry = registry(&["a", "b"]);
+    probed(&mut registry, "a", Some(980.0), 1);
+    probed(&mut registry, "b", Some(479.0), 1);
+    assert_eq!(seen(&registry, "b").2, State::Ready);
+    let written = config::Endpoint { address: "10.0.0.2:80".into(), ..registry.get("b").unwrap().written.clone() };
+    let moved = registry.register("p", written, "10.0.0.2:80".parse().unwrap(), Origin::Api);
+    assert_eq!(moved.unwrap(), Registered::Changed);
+    assert_eq!(seen(&registry, "b").2, State::New, "nobody has looked at that address");
+    // What was measured counts again when the engine there says that it is the same.
+    registry.identified("b", Identity::default(), 1_000, 2);
+    assert_eq!((seen(&registry, "b").1, seen(&registry, "b").2), (WeightSource::Measured, State::Ready));
+}
+
+#[test]
 fn versions_only_grow_and_only_when_something_changed() {
     let mut registry = registry(&["a"]);
     let first = registry.snapshot(100, 0).unwrap().version;

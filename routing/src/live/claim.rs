@@ -139,7 +139,8 @@ impl Row {
                 table.remove_waiter(place);
             }
             let woken = self.hand_over(table, pool, now_ms);
-            let retry_after_s = retry_after_s(queue::load(table, now_ms).0, queue::drain_rate(table, now_ms));
+            let (waiting, rate) = (queue::load(table, now_ms).0, queue::drain_rate(table, now_ms));
+            let retry_after_s = retry_after_s(waiting, rate, pool.admission.max_wait_ms);
             let then = if found.is_some() || !woken.is_empty() { Then::Store } else { Then::Leave };
             ((Left { had_slot, retry_after_s }, woken), then)
         });

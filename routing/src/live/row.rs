@@ -234,7 +234,8 @@ impl Row {
                 }
                 Err(route::Refused { refusal, survey }) => {
                     let (waiting, _) = queue::load(table, now_ms);
-                    let retry_after_s = retry_after_s(waiting, queue::drain_rate(table, now_ms));
+                    let retry_after_s =
+                        retry_after_s(waiting, queue::drain_rate(table, now_ms), pool.admission.max_wait_ms);
                     let kept = board.loads.iter().any(|load| load.prefill_kept);
                     let mut refused = Refused { refusal, survey, loads: board.loads, retry_after_s };
                     let queued = match (refusal, row) {

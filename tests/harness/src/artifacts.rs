@@ -24,14 +24,7 @@ fn target_dir() -> PathBuf {
 /// # Errors
 /// When there is none.
 pub fn envoy() -> Result<PathBuf> {
-    let path = match std::env::var_os("ENVOY_PATH") {
-        Some(path) => PathBuf::from(path),
-        None => root().join(".tools/bin/envoy"),
-    };
-    if !path.exists() {
-        bail!("no Envoy at {}: run scripts/setup first", path.display());
-    }
-    Ok(path)
+    tool("ENVOY_PATH", "envoy")
 }
 
 /// Redis: `REDIS_SERVER`, else what `scripts/setup` found or installed.
@@ -39,12 +32,13 @@ pub fn envoy() -> Result<PathBuf> {
 /// # Errors
 /// When there is none.
 pub fn redis() -> Result<PathBuf> {
-    let path = match std::env::var_os("REDIS_SERVER") {
-        Some(path) => PathBuf::from(path),
-        None => root().join(".tools/bin/redis-server"),
-    };
+    tool("REDIS_SERVER", "redis-server")
+}
+
+fn tool(variable: &str, name: &str) -> Result<PathBuf> {
+    let path = std::env::var_os(variable).map_or_else(|| root().join(".tools/bin").join(name), PathBuf::from);
     if !path.exists() {
-        bail!("no redis-server at {}: run scripts/setup first", path.display());
+        bail!("no {name} at {}: run scripts/setup first", path.display());
     }
     Ok(path)
 }

@@ -121,7 +121,7 @@ fn a_queue_has_limits() {
     };
     // One body may always wait, the second no more than fits, and there are two places.
     vm.wait(&pool, &body(1_000), 1);
-    assert_eq!(refused(vm.ask(&pool, &body(1), &mut Nobody, 2)), (Refusal::QueueFull, 60));
+    assert_eq!(refused(vm.ask(&pool, &body(1), &mut Nobody, 2)), (Refusal::QueueFull, 1));
     // The first one's time is up (the pool's half second, not its own ten), so it counts no more.
     vm.wait(&pool, &body(60), 501);
     vm.wait(&pool, &body(40), 501);
