@@ -112,12 +112,6 @@ impl Running {
             self.store_shutdown.cancel();
             result = result.and(self.store_task.await.context("the store was lost"));
         }
-        // The API's connections end a moment after its server says that they have. Whoever waits for the end may want to
-        // open the store.
-        let deadline = tokio::time::Instant::now() + LAST_WORD;
-        while Arc::strong_count(&self.service) > 1 && tokio::time::Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
         result
     }
 }

@@ -125,4 +125,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     /// When it cannot be written.
     async fn release(&self, who: &str) -> Result<(), StoreError>;
+
+    /// Lets go of what it has open, when nobody reads or writes any more: whoever comes next may open it.
+    async fn close(&self) {}
 }

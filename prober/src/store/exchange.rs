@@ -42,6 +42,7 @@ impl Store {
         tokio::join!(self.keep_exchanging(&shutdown), self.keep_lease(&shutdown));
         // Nobody writes any more.
         self.inner.health.send_modify(|health| health.up = false);
+        self.inner.backend.close().await;
     }
 
     async fn keep_exchanging(&self, shutdown: &CancellationToken) {

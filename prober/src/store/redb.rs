@@ -209,6 +209,13 @@ impl Backend for File {
     async fn release(&self, _: &str) -> Result<(), StoreError> {
         Ok(())
     }
+
+    async fn close(&self) {
+        let file = self.clone();
+        let close = move || drop(file.database.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // It has nothing to say: what was written is on disk.
+        let _ = tokio::task::spawn_blocking(close).await;
+    }
 }
 
 fn read_all(database: &Database) -> Result<Vec<Entry>, Cause> {
