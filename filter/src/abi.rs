@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use crate::host::{self, Level};
 use crate::quick::Quick;
 use crate::stream::Stream;
-use crate::{calls, root, vm};
+use crate::{attempts, calls, root, vm};
 
 /// What Envoy is to do with a stream after a callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +37,11 @@ thread_local! {
 /// stream does calls this again: Envoy puts off what host calls lead to until the callback has returned.
 pub(crate) fn with_stream<T>(id: u32, work: impl FnOnce(&mut Stream) -> T) -> Option<T> {
     STREAMS.with_borrow_mut(|streams| streams.get_mut(&id).map(work))
+}
+
+/// Shows the streams that are under way to `work`, until one is what it looks for.
+pub(crate) fn any_stream(work: impl FnMut(&mut Stream) -> bool) -> bool {
+    STREAMS.with_borrow_mut(|streams| streams.values_mut().any(work))
 }
 
 fn act(id: u32, work: impl FnOnce(&mut Stream) -> Action) -> u32 {
@@ -131,10 +136,11 @@ extern "C" fn proxy_on_response_trailers(id: u32, _: u32) -> u32 {
     act(id, Stream::on_http_response_trailers)
 }
 
-/// The last callback of a stream.
+/// The last callback of a stream; of a root context, the log entry of an attempt.
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_log(id: u32) {
-    if let Some(mut stream) = STREAMS.with_borrow_mut(|streams| streams.remove(&id)) {
-        stream.on_log();
+    match STREAMS.with_borrow_mut(|streams| streams.remove(&id)) {
+        Some(mut stream) => stream.on_log(),
+        None => attempts::log(id),
     }
 }

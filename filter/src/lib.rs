@@ -22,6 +22,7 @@
 
 mod abi;
 mod answer;
+mod attempts;
 mod calls;
 mod host;
 mod place;

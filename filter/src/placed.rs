@@ -12,6 +12,7 @@ use weighbridge_routing::response::{Facts, Kind, Watcher};
 use weighbridge_routing::snapshot::{Endpoint, Pool, Snapshot};
 
 use crate::answer::DECISION_HEADER;
+use crate::attempts;
 use crate::host::{self, Buffer, Headers};
 use crate::records::Went;
 use crate::steer::steer;
@@ -52,11 +53,15 @@ pub(crate) struct Placed {
     watcher: Option<Watcher>,
     /// Place in the pool of the endpoint that the request is counted at.
     at: usize,
+    /// Attempts that are known to have failed.
+    failed: usize,
     /// When it was given back; `None` while it is counted.
     released_ms: Option<u64>,
     /// Whether that endpoint itself has answered, as opposed to Envoy in its stead.
     answered: bool,
     status: u16,
+    /// When an engine that pushes back wants to be asked again, where no log of attempts tells that.
+    retry_after_ms: Option<u32>,
     ttft_ms: Option<u64>,
     /// Whether what others said was of late when it was picked.
     signals: Option<&'static str>,
@@ -66,6 +71,7 @@ impl Placed {
     pub(crate) fn new(snapshot: Rc<Snapshot>, pool: usize, known: Known, admitted: Admitted, search: Search) -> Self {
         Placed {
             at: admitted.pick.chosen(),
+            failed: 0,
             snapshot,
             pool,
             known,
@@ -76,6 +82,7 @@ impl Placed {
             released_ms: None,
             answered: false,
             status: 0,
+            retry_after_ms: None,
             ttft_ms: None,
             signals: vm::with(|vm| vm.exchange.word()),
         }
@@ -128,6 +135,9 @@ impl Placed {
         {
             let _ = host::set_header(Headers::Response, ENDPOINT_HEADER, &endpoint.id);
         }
+        if matches!(self.status, 429 | 503) && !attempts::are_logged() {
+            self.retry_after_ms = attempts::retry_after_ms();
+        }
         self.report_trial();
         if self.known.explain
             && let Some(decision) = self.decision()
@@ -144,6 +154,32 @@ impl Placed {
         if end_of_stream {
             self.release(self.outcome(), host::now_ms());
         }
+    }
+
+    /// An attempt at this address failed before anything of an answer had come: if that was where this request is, its
+    /// endpoint gets the report, and the count goes on to the next host, as the request does. (Where Envoy does not try again,
+    /// its own answer follows at once, and [`Placed::follow`] takes the count back.)
+    pub(crate) fn attempt_failed(&mut self, address: &[u8], outcome: Outcome) -> bool {
+        let is_open = self.status == 0 && self.released_ms.is_none();
+        let Some(pool) = self.snapshot.pools.get(self.pool).filter(|_| is_open) else { return false };
+        let Some(from) = pool.endpoints.get(self.at).filter(|at| at.address.as_bytes() == address) else {
+            return false;
+        };
+        self.failed += 1;
+        let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
+        let next = self.admitted.pick.hosts.get(self.failed).copied().filter(|next| *next != self.at);
+        let now_ms = host::now_ms();
+        vm::with(|vm| match next.and_then(|next| Some((next, pool.endpoints.get(next)?))) {
+            Some((next, to)) => {
+                vm.shift(pool, from, to, self.admitted.charge, report, now_ms);
+                self.at = next;
+            }
+            None => vm.report(pool, from, report, now_ms),
+        });
+        if outcome == Outcome::Failure {
+            vm::with(|vm| vm.served(pool, from, &Served { error: true, ..Served::default() }));
+        }
+        true
     }
 
     /// Part of the answer passes.
@@ -180,13 +216,13 @@ impl Placed {
             let words = host::property("response\0code_details").unwrap_or_default();
             if !whole {
                 self.follow();
-                self.release(Placed::outcome_of_cut(&words), now_ms);
+                self.release(self.outcome_of_cut(&words), now_ms);
             }
             details = Some(String::from_utf8_lossy(&words).into_owned()).filter(|words| !words.is_empty());
         }
         // Where nothing was retried there was one attempt; asking Envoy costs a host call.
         let first_try = self.answered && self.at == self.admitted.pick.chosen();
-        let attempts = if first_try { 1 } else { attempts() };
+        let attempts = if first_try { 1 } else { attempt_count() };
         let facts = self.facts();
         let tried = if attempts > 1 { self.tried(attempts) } else { Vec::new() };
         let mut decision = self.decision()?;
@@ -246,8 +282,8 @@ impl Placed {
         }
     }
 
-    /// The count follows the endpoint that was really used. With several attempts the pick has failed; with one, Envoy
-    /// did not know its address (yet), which is nobody's fault.
+    /// The count follows the endpoint that was really used. With several attempts the pick has failed, which [`attempts`] tells
+    /// where it hears of them; with one, Envoy did not know its address (yet), which is nobody's fault.
     fn follow(&mut self) {
         let Some(address) = host::property("upstream\0address") else { return };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
@@ -255,7 +291,8 @@ impl Placed {
         let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
         let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
         if let Some(to) = pool.endpoints.get(at) {
-            let outcome = if attempts() > 1 { Outcome::Failure } else { Outcome::Neutral };
+            let failed = !attempts::are_logged() && attempt_count() > 1;
+            let outcome = if failed { Outcome::Failure } else { Outcome::Neutral };
             let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
             vm::with(|vm| {
                 vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms());
@@ -344,7 +381,7 @@ impl Placed {
                 })
             }
             Outcome::Success if self.is_success() => Some(Served::default()),
-            Outcome::Success | Outcome::Neutral => None,
+            Outcome::Success | Outcome::Neutral | Outcome::Busy { .. } => None,
         }
     }
 
@@ -366,18 +403,28 @@ impl Placed {
     /// How a request that got a whole answer went.
     fn outcome(&self) -> Outcome {
         match self.status {
-            429 => Outcome::Neutral,
-            // An error in an answer that began well is no success; whose fault it is, it does not tell.
-            200..300 if self.watcher.as_ref().is_some_and(|watcher| watcher.facts().error) => Outcome::Neutral,
+            200..300 => match self.watcher.as_ref().map(Watcher::facts) {
+                Some(facts) if facts.client_error => Outcome::Neutral,
+                Some(facts) if facts.error => Outcome::Failure,
+                _ => Outcome::Success,
+            },
+            // Told already.
+            429 | 500.. if attempts::are_logged() => Outcome::Neutral,
+            429 => Outcome::Busy { retry_after_ms: self.retry_after_ms },
+            503 if self.answered => attempts::of_503(self.retry_after_ms),
             500.. => Outcome::Failure,
+            // A credential, a path or a model that the engine does not know: the client's mistake, or the operator's at this
+            // endpoint. No failure, and no reason to trust it.
+            401 | 403..=405 => Outcome::Neutral,
             _ => Outcome::Success,
         }
     }
 
     /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
     /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
-    fn outcome_of_cut(details: &[u8]) -> Outcome {
-        if details.starts_with(b"upstream_") { Outcome::Failure } else { Outcome::Neutral }
+    fn outcome_of_cut(&self, details: &[u8]) -> Outcome {
+        let told = self.status == 0 && attempts::are_logged();
+        if details.starts_with(b"upstream_") && !told { Outcome::Failure } else { Outcome::Neutral }
     }
 
     fn decision(&self) -> Option<Decision<'_>> {
@@ -397,7 +444,7 @@ impl Placed {
     }
 }
 
-fn attempts() -> u32 {
+fn attempt_count() -> u32 {
     let bytes = host::property("upstream\0request_attempt_count").unwrap_or_default();
     bytes.try_into().map_or(0, u64::from_le_bytes).try_into().unwrap_or_default()
 }

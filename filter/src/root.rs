@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 
-use crate::abi;
 use crate::host::{self, Buffer, Level, Queue};
 use crate::signals;
 use crate::vm::{self, Due};
 use crate::waiting::{Turn, Waiting};
 use crate::wake;
+use crate::{abi, attempts};
 
 /// Twice a second come the slow ticks: statistics are at most that old, and a dead VM is noticed within three seconds.
 const SLOW_MS: u32 = 500;
@@ -29,6 +29,9 @@ thread_local! {
 
 /// `false` makes Envoy refuse the update (a NACK to the prober) and keep what it has.
 pub(crate) fn on_configure(root: u32, size: usize) -> bool {
+    if attempts::configure(root) {
+        return true;
+    }
     let json = host::buffer(Buffer::PluginConfiguration, 0, size).unwrap_or_default();
     match vm::with(|vm| vm.configure(&json)) {
         Ok(()) => {

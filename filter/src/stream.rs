@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use weighbridge_routing::api_error::ApiError;
+use weighbridge_routing::live::Outcome;
 use weighbridge_routing::request::{RequestError, Shape, Style};
 use weighbridge_routing::snapshot::Snapshot;
 
@@ -217,6 +218,15 @@ impl Stream {
             placed.trailers();
         }
         Action::Continue
+    }
+
+    /// An attempt at this address failed before anything of an answer had come. Returns whether it may have been this
+    /// request's: of several that wait for the same endpoint, one is as good as another, since each hears of its own answer.
+    pub(crate) fn attempt_failed(&mut self, address: &[u8], outcome: Outcome) -> bool {
+        match &mut self.phase {
+            Phase::Placed(placed) => placed.attempt_failed(address, outcome),
+            _ => false,
+        }
     }
 
     /// The one callback that always comes, whichever way a request ends.

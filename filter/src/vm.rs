@@ -15,7 +15,7 @@ use weighbridge_routing::learnt::{Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::Beats;
 use weighbridge_routing::live::table::FORMAT;
 use weighbridge_routing::live::{
-    Change, Charge, Claim, Ejected, Left, Question, Report, Row, SharedValue, Standing, Table, Verdict,
+    Change, Charge, Claim, Ejected, Left, Outcome, Question, Report, Row, SharedValue, Standing, Table, Verdict,
 };
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::rng::SplitMix64;
@@ -333,6 +333,20 @@ impl Vm {
         let now = in_force(snapshot.as_deref(), pool);
         let change = held.row.report(&mut Shared(&held.live_key), now, endpoint, report, now_ms);
         self.reported(pool, endpoint, change);
+    }
+
+    /// An attempt failed at this address, and none of this VM's requests waits for it (any more).
+    pub(crate) fn attempt_failed(&mut self, cluster: &[u8], address: &[u8], outcome: Outcome, now_ms: u64) {
+        let Some(snapshot) = self.snapshot() else { return };
+        let Some(pool) = snapshot.pools.iter().find(|pool| pool.cluster.as_bytes() == cluster) else { return };
+        let at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
+        if let Some(endpoint) = pool.endpoints.iter().find(at) {
+            // What it met is news if a trial is under way, whoever was given that.
+            self.report(pool, endpoint, Report { outcome, trial: true, added_tokens: 0 }, now_ms);
+            if outcome == Outcome::Failure {
+                self.served(pool, endpoint, &Served { error: true, ..Served::default() });
+            }
+        }
     }
 
     fn reported(&mut self, pool: &Pool, endpoint: &Endpoint, change: Change<Ejected>) {

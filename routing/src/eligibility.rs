@@ -4,8 +4,7 @@
 
 use serde::Serialize;
 
-use crate::live::WORTH_TELLING_TOKENS;
-use crate::live::table::Passive;
+use crate::live::{Passive, WORTH_TELLING_TOKENS};
 use crate::signals::Signals;
 use crate::snapshot::{Endpoint, Pool, State};
 use crate::window;
@@ -64,8 +63,10 @@ pub enum Exclusion {
     Draining,
     /// Fails its health checks.
     Unhealthy,
-    /// Ejected after failures in a row, or its trial after that is still under way.
+    /// Ejected after failures, or its trial after that is still under way.
     Ejected,
+    /// Its engine has pushed back a moment ago.
+    CoolingDown,
     /// Has as many requests in flight as it may.
     AtCap,
     /// The prompts that it is computing leave no room for this one.
@@ -86,6 +87,7 @@ impl Exclusion {
             Exclusion::Draining => "draining",
             Exclusion::Unhealthy => "unhealthy",
             Exclusion::Ejected => "ejected",
+            Exclusion::CoolingDown => "cooling_down",
             Exclusion::AtCap => "at_cap",
             Exclusion::Prefill => "prefill",
             Exclusion::Window => "window",
@@ -154,7 +156,7 @@ impl Ask {
 pub struct Survey {
     /// One entry per endpoint of the pool; `None` for those that may.
     pub excluded: Vec<Option<Exclusion>>,
-    /// Whether passive ejections were ignored, because nobody else is left.
+    /// Whether passive ejections were ignored, because nobody else is left: then the least bad are in.
     pub panic: bool,
 }
 
@@ -165,7 +167,13 @@ impl Survey {
         self.excluded.contains(&Some(why))
     }
 
-    /// Whether anybody may take the request.
+    /// Whether somebody could take the request later, and is only too busy now.
+    #[must_use]
+    pub fn has_full(&self) -> bool {
+        self.any(Exclusion::AtCap) || self.any(Exclusion::Prefill) || self.any(Exclusion::CoolingDown)
+    }
+
+    /// Whether nobody may take the request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.excluded.iter().all(Option::is_some)
@@ -183,6 +191,13 @@ impl Survey {
 /// endpoint that computes some is left out when this one would take it past the pool's budget. What does not wait is not
 /// refused for that.
 ///
+/// Back-pressure: an endpoint whose engine has pushed back is left out for a moment. A request that does not wait has nothing
+/// of that where nobody else could take it later either.
+///
+/// Panic: when every endpoint that could serve is ejected, those are in that have not failed within
+/// [`PANIC_REST_MS`](crate::live::passive::PANIC_REST_MS), or all where there are none: each gets its turn, and the first
+/// success ends it.
+///
 /// Scarcity: requests that a smaller window could hold as well leave the last `cap x long_share` slots (at most half) of
 /// a larger window free, as long as somebody with a smaller one can take them now. Where long prompts are rare, nothing
 /// is kept from anybody.
@@ -199,10 +214,9 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize
             _ => needed,
         },
     };
-    let mut look = |ejections, prefill| -> Survey {
+    let mut look = |ejections, budget, cooling| -> Survey {
         let mut survey = Survey { excluded: Vec::with_capacity(pool.endpoints.len()), panic: false };
-        let waits = Rules { needed, ejections, budget: pool.admission.prefill_budget_tokens, now_ms };
-        let rules = if prefill == Prefill::Respect { waits } else { Rules { budget: 0, ..waits } };
+        let rules = Rules { needed, ejections, budget, cooling, now_ms };
         for (place, endpoint) in pool.endpoints.iter().enumerate() {
             let load = loads.get(place).copied().unwrap_or_default();
             let prompt_left = || ask.prompt_tokens.saturating_sub(held(place));
@@ -210,16 +224,23 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize
         }
         survey
     };
-    let full = |survey: &Survey| survey.any(Exclusion::AtCap) || survey.any(Exclusion::Prefill);
     let hasty = ask.patience.max_wait_ms == 0;
-    let mut survey = look(Ejections::Respect, Prefill::Respect);
-    if survey.is_empty() && survey.any(Exclusion::Prefill) && hasty {
-        survey = look(Ejections::Respect, Prefill::Ignore);
+    let budget = pool.admission.prefill_budget_tokens;
+    let mut survey = look(Ejections::Respect, budget, Cooling::Respect);
+    if survey.is_empty() && hasty && survey.any(Exclusion::Prefill) {
+        survey = look(Ejections::Respect, 0, Cooling::Respect);
+    }
+    if survey.is_empty() && hasty && survey.any(Exclusion::CoolingDown) && !survey.any(Exclusion::AtCap) {
+        survey = look(Ejections::Respect, 0, Cooling::Ignore);
     }
     // A stale verdict must not close the pool.
-    if survey.is_empty() && survey.any(Exclusion::Ejected) && !full(&survey) {
-        let prefill = if hasty { Prefill::Ignore } else { Prefill::Respect };
-        survey = Survey { panic: true, ..look(Ejections::Ignore, prefill) };
+    if survey.is_empty() && survey.any(Exclusion::Ejected) && !survey.has_full() {
+        let (budget, cooling) = if hasty { (0, Cooling::Ignore) } else { (budget, Cooling::Respect) };
+        let mut least_bad = look(Ejections::OfLate, budget, cooling);
+        if least_bad.is_empty() && !least_bad.has_full() {
+            least_bad = look(Ejections::Ignore, budget, cooling);
+        }
+        survey = Survey { panic: true, ..least_bad };
     }
     if ask.long_share > 0.0 {
         reserve(&mut survey, pool, loads, ask.long_share);
@@ -250,12 +271,14 @@ fn reserve(survey: &mut Survey, pool: &Pool, loads: &[Load], long_share: f64) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ejections {
     Respect,
+    /// Those of endpoints that have failed a moment ago.
+    OfLate,
     Ignore,
 }
 
-/// Whether the prefill budget counts.
+/// Whether back-pressure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Prefill {
+enum Cooling {
     Respect,
     Ignore,
 }
@@ -266,6 +289,7 @@ struct Rules {
     ejections: Ejections,
     /// Tokens of prompts that may be computed at once; 0 when that does not matter.
     budget: u32,
+    cooling: Cooling,
     now_ms: u64,
 }
 
@@ -286,8 +310,18 @@ fn exclusion(
     if endpoint.context_window.is_some_and(|window| rules.needed > u64::from(window)) {
         return Some(Exclusion::Window);
     }
-    if rules.ejections == Ejections::Respect && rules.now_ms < load.passive.ejected_until_ms {
+    let passive = &load.passive;
+    let is_out = passive.is_ejected(rules.now_ms)
+        && match rules.ejections {
+            Ejections::Respect => true,
+            Ejections::OfLate => passive.failed_just_now(rules.now_ms),
+            Ejections::Ignore => false,
+        };
+    if is_out {
         return Some(Exclusion::Ejected);
+    }
+    if rules.cooling == Cooling::Respect && passive.is_cooling(rules.now_ms) {
+        return Some(Exclusion::CoolingDown);
     }
     if load.total() >= endpoint.cap {
         return Some(Exclusion::AtCap);
@@ -359,6 +393,43 @@ mod tests {
         assert_eq!((with(loads, &hasty, 0).excluded, with(loads, &hasty, 0).panic), (vec![None, None], true));
         // A long one by itself may come however long it is.
         assert_eq!(with([busy(1), busy(7)], &Ask { prompt_tokens: 90_000, ..hasty }, 0).excluded, [None, None]);
+    }
+
+    // Case C21: whoever has pushed back is passed over, waited for by those who wait, and asked by those who do not only where
+    // nobody else could have them.
+    #[test]
+    fn c21_an_engine_that_pushed_back_is_left_alone() {
+        let pool = pool(&[None, None]);
+        let cooling = |load: Load| Load { passive: Passive { cool_until_ms: 9, ..load.passive }, ..load };
+        let hasty = Ask::default();
+        let patient = Ask { patience: Patience { max_wait_ms: 1, ..Patience::default() }, ..hasty };
+        let with = |loads: [Load; 2], ask: &Ask, now_ms| survey(&pool, &loads, ask, |_| 0, now_ms).excluded;
+        assert_eq!(with([cooling(busy(0)), busy(7)], &hasty, 8), [Some(Exclusion::CoolingDown), None]);
+        assert_eq!(with([cooling(busy(0)), busy(7)], &hasty, 9), [None, None]);
+        let both = [cooling(busy(0)), cooling(busy(8))];
+        assert_eq!(with(both, &patient, 8), [Some(Exclusion::CoolingDown); 2]);
+        assert_eq!(with(both, &hasty, 8), [None, Some(Exclusion::AtCap)]);
+        let full = [cooling(busy(0)), busy(8)];
+        assert_eq!(with(full, &hasty, 8), [Some(Exclusion::CoolingDown), Some(Exclusion::AtCap)]);
+    }
+
+    #[test]
+    fn when_all_are_ejected_the_least_bad_are_in() {
+        let pool = pool(&[None, None, None]);
+        let ejected = |failed_ms| Load {
+            passive: Passive { ejected_until_ms: 9_000, failed_ms, ejections: 1, ..Passive::default() },
+            ..Load::default()
+        };
+        let of = |failed: [u64; 3]| {
+            let survey = survey(&pool, &failed.map(ejected), &Ask::default(), |_| 0, 5_000);
+            (survey.panic, survey.excluded)
+        };
+        assert_eq!(of([4_500, 3_000, 2_000]), (true, vec![Some(Exclusion::Ejected), None, None]));
+        assert_eq!(of([4_500, 4_600, 4_700]), (true, vec![None; 3]));
+        // Somebody who is fine, but full, is waited for.
+        let loads = [ejected(0), busy(8), ejected(0)];
+        let survey = survey(&pool, &loads, &Ask::default(), |_| 0, 5_000);
+        assert!(survey.is_empty() && !survey.panic && survey.has_full());
     }
 
     #[test]

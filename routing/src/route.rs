@@ -9,8 +9,8 @@
 //! |---|---|
 //! | no endpoint, none ready | [`Refusal::NoEndpoint`] |
 //! | the context window of no endpoint, ready or not, can hold the request | [`Refusal::TooLong`] |
-//! | some could serve it, all of them at their cap | [`Refusal::AtCap`] |
-//! | every one that could serve it is ejected | ejections are ignored ([`Reason::Panic`]): a stale verdict must not close the pool |
+//! | some could serve it, all of them at their cap, or left alone because they pushed back | [`Refusal::AtCap`] |
+//! | every one that could serve it is ejected | ejections are ignored, the least bad are in ([`Reason::Panic`]): a stale verdict must not close the pool |
 //! | an eligible endpoint holds the prompt's prefix and is not too full | it ([`Reason::Holder`]) |
 //! | nobody holds it, and `affinity.cold` is `hash` | the prompt's home, if not too full ([`Reason::Home`]) |
 //! | otherwise | the policy's pick among the eligible |
@@ -377,7 +377,7 @@ pub fn granted(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders
 #[must_use]
 pub fn refusal(pool: &Pool, survey: &Survey, ask: &Ask) -> Refusal {
     let largest = pool.endpoints.iter().map(|endpoint| endpoint.context_window.map_or(u64::MAX, u64::from)).max();
-    if survey.any(Exclusion::AtCap) || survey.any(Exclusion::Prefill) {
+    if survey.has_full() {
         return Refusal::AtCap;
     }
     match largest {

@@ -210,6 +210,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         "tokens per second from 0, which is no floor, to 10000",
     );
     let admission = admission(&field, raw.admission, check);
+    let passive_health = passive_health(&field, &raw.passive_health, check);
     let wire = wire::Pool {
         name: raw.name,
         models: raw.models,
@@ -218,6 +219,7 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         policy: raw.policy,
         affinity: raw.affinity,
         admission,
+        passive_health,
         ..wire::Pool::default()
     };
     Pool { wire, served_model, endpoints, sizing }
@@ -244,6 +246,40 @@ fn admission(field: &impl Fn(&str) -> String, raw: raw::Admission, check: &mut C
         prefill_budget_tokens: raw.prefill_budget,
         fairness: raw.fairness,
         spill_to: raw.spill_to,
+    }
+}
+
+/// The longest ejection and cool-down.
+const MAX_OUT: Duration = Duration::from_secs(60 * 60);
+
+fn passive_health(field: &impl Fn(&str) -> String, raw: &raw::PassiveHealth, check: &mut Check) -> wire::PassiveHealth {
+    let field = |name: &str| field(&format!("passive_health.{name}"));
+    let mut time = |name: &str, text: &str, least: Duration| {
+        let time = check.duration(&field(name), text, least);
+        check.that(time <= MAX_OUT, field(name), text, "at most 1h");
+        time.min(MAX_OUT)
+    };
+    let ejection = time("ejection", &raw.ejection, Duration::from_millis(1));
+    let max_ejection = time("max_ejection", &raw.max_ejection, Duration::from_millis(1));
+    let cool_down = time("cool_down", &raw.cool_down, Duration::ZERO);
+    let max_cool_down = time("max_cool_down", &raw.max_cool_down, Duration::ZERO);
+    check.that(max_ejection >= ejection, field("max_ejection"), &raw.max_ejection, "at least as long as ejection");
+    for (name, percent) in [("failure_percent", raw.failure_percent), ("max_ejected_percent", raw.max_ejected_percent)]
+    {
+        check.that(percent <= 100, field(name), percent, "percent, from 0 to 100");
+    }
+    for (name, count) in [("consecutive_failures", raw.consecutive_failures), ("min_requests", raw.min_requests)] {
+        check.that(count <= u32::from(u16::MAX), field(name), count, "a number from 0 to 65535");
+    }
+    wire::PassiveHealth {
+        consecutive_failures: raw.consecutive_failures,
+        failure_percent: raw.failure_percent,
+        min_requests: raw.min_requests,
+        ejection_ms: ejection.as_millis() as u32,
+        max_ejection_ms: max_ejection.as_millis() as u32,
+        max_ejected_percent: raw.max_ejected_percent,
+        cool_down_ms: cool_down.as_millis() as u32,
+        max_cool_down_ms: max_cool_down.as_millis() as u32,
     }
 }
 

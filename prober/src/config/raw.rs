@@ -197,6 +197,8 @@ pub(super) struct Pool {
     #[serde(default)]
     pub(super) admission: Admission,
     #[serde(default)]
+    pub(super) passive_health: PassiveHealth,
+    #[serde(default)]
     pub(super) endpoints: Vec<Endpoint>,
 }
 
@@ -231,6 +233,35 @@ impl Default for Admission {
             prefill_budget: prefill_budget_tokens,
             fairness,
             spill_to,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct PassiveHealth {
+    pub(super) consecutive_failures: u32,
+    pub(super) failure_percent: u32,
+    pub(super) min_requests: u32,
+    pub(super) ejection: String,
+    pub(super) max_ejection: String,
+    pub(super) max_ejected_percent: u32,
+    pub(super) cool_down: String,
+    pub(super) max_cool_down: String,
+}
+
+impl Default for PassiveHealth {
+    fn default() -> Self {
+        let wire = wire::PassiveHealth::default();
+        PassiveHealth {
+            consecutive_failures: wire.consecutive_failures,
+            failure_percent: wire.failure_percent,
+            min_requests: wire.min_requests,
+            ejection: "5s".into(),
+            max_ejection: "60s".into(),
+            max_ejected_percent: wire.max_ejected_percent,
+            cool_down: "1s".into(),
+            max_cool_down: "5s".into(),
         }
     }
 }

@@ -144,6 +144,19 @@ static POOL: Kind = Kind::Section(&[
             field("spill_to", Kind::Text),
         ]),
     ),
+    field(
+        "passive_health",
+        Kind::Section(&[
+            field("consecutive_failures", Kind::Count),
+            field("failure_percent", Kind::Count),
+            field("min_requests", Kind::Count),
+            field("ejection", Kind::Duration),
+            field("max_ejection", Kind::Duration),
+            field("max_ejected_percent", Kind::Count),
+            field("cool_down", Kind::Duration),
+            field("max_cool_down", Kind::Duration),
+        ]),
+    ),
     field("endpoints", Kind::List(&ENDPOINT)),
 ]);
 

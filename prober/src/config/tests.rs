@@ -340,6 +340,38 @@ fn what_is_wrong_with_admission_is_told_all_at_once() {
 }
 
 #[test]
+fn passive_health_reaches_the_filter_as_written() {
+    let with = |section: &str| Config::parse(&format!("pools: [{{name: p, models: [m], passive_health: {section}}}]"));
+    let written = "{consecutive_failures: 3, failure_percent: 20, min_requests: 9, ejection: 1500ms, max_ejection: 2s, \
+                   max_ejected_percent: 100, cool_down: 0s, max_cool_down: 1m}";
+    let expected = wire::PassiveHealth {
+        consecutive_failures: 3,
+        failure_percent: 20,
+        min_requests: 9,
+        ejection_ms: 1_500,
+        max_ejection_ms: 2_000,
+        max_ejected_percent: 100,
+        cool_down_ms: 0,
+        max_cool_down_ms: 60_000,
+    };
+    assert_eq!(with(written).unwrap().pools[0].wire.passive_health, expected);
+    assert_eq!(with("{}").unwrap().pools[0].wire.passive_health, wire::PassiveHealth::default());
+    let wrong = "{failure_percent: 101, min_requests: 65536, ejection: 0s, max_ejection: 2h, cool_down: soon}";
+    let error = with(wrong).unwrap_err().to_string();
+    for expected in [
+        "pools[0].passive_health.failure_percent is \"101\": expected percent, from 0 to 100",
+        "pools[0].passive_health.min_requests is \"65536\": expected a number from 0 to 65535",
+        "pools[0].passive_health.ejection is \"0s\": ",
+        "pools[0].passive_health.max_ejection is \"2h\": expected at most 1h",
+        "pools[0].passive_health.cool_down is \"soon\": expected a duration",
+    ] {
+        assert!(error.contains(expected), "{expected} is not in {error}");
+    }
+    let error = with("{ejection: 9s, max_ejection: 8s}").unwrap_err().to_string();
+    assert!(error.contains("passive_health.max_ejection is \"8s\": expected at least as long as ejection"), "{error}");
+}
+
+#[test]
 fn admission_reaches_the_filter_as_written() {
     let file = "pools: [{name: p, models: [m], admission: {base_cap: 8, queue: 9, queue_bytes: 1MiB, max_wait: 1500ms, \
                 ageing: 0s, prefill_budget: 0, fairness: 'header:x-tenant'}}]";

@@ -191,7 +191,7 @@ impl Board<'_> {
         // Mostly the first that one looks at will do once it has room.
         let could = |place: usize| {
             let Some(endpoint) = pool.endpoints.get(place) else { return false };
-            let ejected = self.loads.get(place).is_some_and(|load| now_ms < load.passive.ejected_until_ms);
+            let ejected = self.loads.get(place).is_some_and(|load| load.passive.is_ejected(now_ms));
             let holds = endpoint.context_window.is_none_or(|window| ask.window_tokens() <= u64::from(window));
             endpoint.state == State::Ready && holds && !ejected
         };
@@ -211,7 +211,7 @@ impl Board<'_> {
 fn is_good(board: &Board, at: usize, now_ms: u64) -> bool {
     let ejected = board.loads.get(at).is_some_and(|load| {
         // Whoever was given the trial after an ejection keeps it.
-        now_ms < load.passive.ejected_until_ms && load.passive.failures > 0
+        load.passive.is_ejected(now_ms) && load.passive.failures > 0
     });
     !ejected && board.pool().endpoints.get(at).is_some_and(|endpoint| endpoint.state == State::Ready)
 }
@@ -238,7 +238,7 @@ fn take(
     }
     let pick: Pick = route::granted(board.pool(), &loads, &waiter.ask(), prefix, now_ms, at);
     table.remove_waiter(place);
-    count(table, waiter.row, grant.slot, charge, now_ms);
+    count(table, board.pool(), waiter.row, grant.slot, charge, now_ms);
     let total_ms = now_ms.saturating_sub(waiter.enqueued_ms);
     let waited = Waited {
         total_ms,

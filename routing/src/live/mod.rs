@@ -9,8 +9,8 @@
 //!
 //! [`beats`] tells which rows still have a VM behind them; [`Row::sweep`] drops the others.
 //!
-//! Cost of a change: one read and one write of the whole value (40 + 32 per endpoint + 8 per row + 12 per endpoint and
-//! row bytes: 5.2 KB for 64 endpoints and 4 rows; 80 bytes more per waiter), and a scan over it.
+//! Cost of a change: one read and one write of the whole value (40 + 56 per endpoint + 8 per row + 12 per endpoint and
+//! row bytes: 6.7 KB for 64 endpoints and 4 rows; 80 bytes more per waiter), and a scan over it.
 
 pub mod beats;
 mod claim;
@@ -22,7 +22,7 @@ pub mod table;
 pub mod waiter;
 
 pub use claim::{Claim, Left, Own, Standing, Waited};
-pub use passive::{Ejected, Outcome, Report};
+pub use passive::{Ejected, Outcome, Passive, Report};
 pub use row::{Admitted, Charge, Look, Question, Queued, Refused, Row, Verdict};
 pub use sweep::Swept;
 pub use table::Table;

@@ -111,18 +111,19 @@ impl<'a> Board<'a> {
         all.filter(|(endpoint, _)| endpoint.state == State::Ready)
     }
 
-    /// Slots that are free where nobody is ejected.
+    /// Slots that are free where nobody is ejected or has pushed back a moment ago.
     pub(super) fn free(&self, now_ms: u64) -> u64 {
-        let sound = self.ready().filter(|(_, load)| now_ms >= load.passive.ejected_until_ms);
+        let shut = |load: &Load| load.passive.is_ejected(now_ms) || load.passive.is_cooling(now_ms);
+        let sound = self.ready().filter(|(_, load)| !shut(load));
         sound.map(|(endpoint, load)| u64::from(endpoint.cap.saturating_sub(load.total()))).sum()
     }
 
     /// What the open endpoints have room for; `None` when none is open. One that is ejected is open only while everybody
-    /// might be taken to be: not while another, whose window is as large as any, is merely full.
+    /// might be taken to be: not while another, whose window is as large as any, is merely full or has pushed back.
     fn room(&self, now_ms: u64) -> Option<Room> {
         let window = |endpoint: &Endpoint| endpoint.context_window.map_or(u64::MAX, u64::from);
-        let ejected = |load: &Load| now_ms < load.passive.ejected_until_ms;
-        let full = |endpoint: &Endpoint, load: &Load| load.total() >= endpoint.cap;
+        let ejected = |load: &Load| load.passive.is_ejected(now_ms);
+        let full = |endpoint: &Endpoint, load: &Load| load.total() >= endpoint.cap || load.passive.is_cooling(now_ms);
         let largest = self.ready().map(|(endpoint, _)| window(endpoint)).max()?;
         let ejections_count =
             self.ready().any(|(endpoint, load)| !ejected(load) && full(endpoint, load) && window(endpoint) == largest);
@@ -316,7 +317,7 @@ fn grant(table: &mut Table, board: &mut Board, place: usize, at: usize, now_ms: 
     let after_ms = u32::try_from(now_ms.saturating_sub(waiter.enqueued_ms)).unwrap_or(u32::MAX);
     let grant = Grant { slot, after_ms, prompt_tokens: charge.prompt_tokens };
     table.set_waiter(place, &Waiter { grant: Some(grant), ..waiter });
-    table.set_passive(slot, trial(table.passive(slot), now_ms));
+    table.set_passive(slot, trial(table.passive(slot), &board.pool.passive_health, now_ms));
     table.take_turn();
     if let Some(load) = board.loads.get_mut(at) {
         let counts = charge.counts();

@@ -23,7 +23,7 @@ use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
 use crate::route::{self, Pick, Refusal, decide};
 use crate::signals::Signals;
-use crate::snapshot::{Endpoint, EndpointKey, Pool};
+use crate::snapshot::{Endpoint, EndpointKey, Pool, State};
 
 /// What becomes of a request.
 #[derive(Debug, Clone)]
@@ -223,7 +223,7 @@ impl Row {
                     table.take_turn();
                     let charge = Charge::of(ask, prefix.tokens_at(pick.chosen()));
                     if let (Some(row), Some(slot)) = (row, board.slot(pick.chosen())) {
-                        count(table, row, slot, charge, now_ms);
+                        count(table, pool, row, slot, charge, now_ms);
                     }
                     // It may have taken a budget that was kept for a waiter; then that is kept from nobody any more.
                     if board.loads.iter().any(|load| load.prefill_kept) {
@@ -392,8 +392,9 @@ impl Row {
             if let Some((endpoint, report)) = report
                 && let Some(slot) = table.find(endpoint.key, self.hint(endpoint.key))
             {
+                let may_eject = || out(table, pool, now_ms) < pool.passive_health.most_ejected(ready(pool));
                 let passive;
-                (passive, ejected) = after(table.passive(slot), report, now_ms);
+                (passive, ejected) = after(table.passive(slot), report, &pool.passive_health, may_eject, now_ms);
                 table.set_passive(slot, passive);
                 // What an ejected endpoint held counts as pushed out: it may well have restarted.
                 let forgotten = if ejected == Ejected::Now { endpoint.kv_tokens.saturating_mul(2) } else { 0 };
@@ -473,11 +474,23 @@ enum Released {
 }
 
 /// Counts a request at an endpoint.
-pub(super) fn count(table: &mut Table, row: usize, slot: usize, charge: Charge, now_ms: u64) {
+pub(super) fn count(table: &mut Table, pool: &Pool, row: usize, slot: usize, charge: Charge, now_ms: u64) {
     let mut counts = table.cell(row, slot);
     counts.add(charge.counts());
     table.set_cell(row, slot, counts);
-    table.set_passive(slot, trial(table.passive(slot), now_ms));
+    table.set_passive(slot, trial(table.passive(slot), &pool.passive_health, now_ms));
+}
+
+/// Endpoints that could serve if none were ejected.
+fn ready(pool: &Pool) -> usize {
+    pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready).count()
+}
+
+/// Those of them that are ejected.
+fn out(table: &Table, pool: &Pool, now_ms: u64) -> usize {
+    let ready = pool.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.state == State::Ready);
+    let slots = ready.filter_map(|(hint, endpoint)| table.find(endpoint.key, hint));
+    slots.filter(|slot| table.passive(*slot).is_ejected(now_ms)).count()
 }
 
 #[cfg(test)]

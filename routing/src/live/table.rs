@@ -5,7 +5,7 @@
 //! | part | bytes | fields |
 //! |---|---|---|
 //! | header | 40 | `WBLT`, format u8, 0 u8, slots u16, rows u16, waiters u16, turn u32, next ticket u64, releases per s f32, 0 u32, last release u64 (ms) |
-//! | slot, one per endpoint | 32 | key u64, ejected until u64 (ms), failures in a row u16, ejections u16, 0 u32, token clock u64 |
+//! | slot, one per endpoint | 56 | key u64, token clock u64, ejected until u64 (ms), cooling until u64 (ms), last failure u64 (ms), failures in a row u16, ejections u16, span u32, ended u16, failed u16, the same of the span before u16 u16 |
 //! | row id, one per VM | 8 | u64 |
 //! | cell, per row and slot | 12 | in flight u32, pending tokens u32, prefill tokens u32 |
 //! | waiter, one per queued request | 80 | see [`super::waiter`] |
@@ -13,11 +13,12 @@
 //! Bounded by [`MAX_SLOTS`], [`MAX_ROWS`] and [`MAX_WAITERS`]. Any bytes either decode to a table whose every operation is
 //! defined, or do not decode; sums saturate. An empty queue takes no bytes beyond the header.
 
+use super::passive::{Passive, Recent};
 use super::waiter::{self, Waiter};
 use crate::snapshot::EndpointKey;
 
-/// The format that this code writes, and part of the key under which the value is kept (`live/3/<pool>`).
-pub const FORMAT: u8 = 3;
+/// The format that this code writes, and part of the key under which the value is kept (`live/4/<pool>`).
+pub const FORMAT: u8 = 4;
 /// The most endpoints in one table.
 pub const MAX_SLOTS: usize = 2048;
 /// The most VMs in one table.
@@ -28,7 +29,9 @@ pub const MAX_WAITERS: usize = 4096;
 const MAGIC: [u8; 4] = *b"WBLT";
 const HEADER: usize = 40;
 const TURN: usize = 12;
-const SLOT: usize = 32;
+const SLOT: usize = 56;
+const CLOCK: usize = 8;
+const PASSIVE: usize = 16;
 const ROW_ID: usize = 8;
 const CELL: usize = 12;
 
@@ -57,17 +60,6 @@ impl Counts {
         self.pending_tokens = self.pending_tokens.saturating_sub(less.pending_tokens);
         self.prefill_tokens = self.prefill_tokens.saturating_sub(less.prefill_tokens);
     }
-}
-
-/// What the passive health check remembers of an endpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Passive {
-    /// Takes no traffic before this time (ms on the caller's clock); 0 when it was never ejected.
-    pub ejected_until_ms: u64,
-    /// Failures since the last success.
-    pub failures: u16,
-    /// Ejections since the last success; each doubles the next one's length.
-    pub ejections: u16,
 }
 
 /// A decoded live table.
@@ -210,7 +202,7 @@ impl Table {
         let drop: Vec<bool> = (0..before)
             .map(|slot| {
                 totals.get(slot) == Some(&Counts::default())
-                    && self.passive(slot).ejected_until_ms <= now_ms
+                    && !self.passive(slot).is_ejected(now_ms)
                     && !keep(self.key(slot))
             })
             .collect();
@@ -290,9 +282,21 @@ impl Table {
     /// The passive health of an endpoint.
     #[must_use]
     pub fn passive(&self, slot: usize) -> Passive {
-        let at = HEADER + slot * SLOT + 8;
-        let both = self.u32_at(at + 8);
-        Passive { ejected_until_ms: self.u64_at(at), failures: both as u16, ejections: (both >> 16) as u16 }
+        let at = HEADER + slot * SLOT + PASSIVE;
+        let pair = |at: usize| {
+            let both = self.u32_at(at);
+            (both as u16, (both >> 16) as u16)
+        };
+        let ((failures, ejections), (ended, failed), (ended_before, failed_before)) =
+            (pair(at + 24), pair(at + 32), pair(at + 36));
+        Passive {
+            ejected_until_ms: self.u64_at(at),
+            cool_until_ms: self.u64_at(at + 8),
+            failed_ms: self.u64_at(at + 16),
+            failures,
+            ejections,
+            recent: Recent { span: self.u32_at(at + 28), ended, failed, ended_before, failed_before },
+        }
     }
 
     /// Sets the passive health of an endpoint.
@@ -300,16 +304,23 @@ impl Table {
         if slot >= self.slots {
             return;
         }
-        let at = HEADER + slot * SLOT + 8;
+        let at = HEADER + slot * SLOT + PASSIVE;
+        let pair = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
+        let recent = passive.recent;
         self.put_u64(at, passive.ejected_until_ms);
-        self.put_u32(at + 8, u32::from(passive.failures) | u32::from(passive.ejections) << 16);
+        self.put_u64(at + 8, passive.cool_until_ms);
+        self.put_u64(at + 16, passive.failed_ms);
+        self.put_u32(at + 24, pair(passive.failures, passive.ejections));
+        self.put_u32(at + 28, recent.span);
+        self.put_u32(at + 32, pair(recent.ended, recent.failed));
+        self.put_u32(at + 36, pair(recent.ended_before, recent.failed_before));
     }
 
     /// Tokens that an endpoint has put into its KV cache since the slot was made, as far as this Envoy knows: the age of
     /// what it holds is measured by it (see [`crate::prefix::index`]).
     #[must_use]
     pub fn clock(&self, slot: usize) -> u64 {
-        self.u64_at(HEADER + slot * SLOT + 24)
+        self.u64_at(HEADER + slot * SLOT + CLOCK)
     }
 
     /// Moves an endpoint's token clock on.
@@ -317,7 +328,7 @@ impl Table {
         if slot >= self.slots {
             return;
         }
-        let at = HEADER + slot * SLOT + 24;
+        let at = HEADER + slot * SLOT + CLOCK;
         self.put_u64(at, self.u64_at(at).saturating_add(tokens));
     }
 

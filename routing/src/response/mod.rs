@@ -12,6 +12,7 @@
 //! | output tokens | `usage.completion_tokens` | `usage.output_tokens` | `usage.output_tokens` |
 //! | finish | `choices[].finish_reason` | `status`, `incomplete_details.reason` | `stop_reason` |
 //! | error | `error` | `error`, `response.error`, `response.failed` | `"type": "error"`, `event: error` |
+//! | whose fault | `error.code` 4xx, `error.type` | the same | `error.type` |
 //!
 //! In event streams the responses API nests all of it in `response`, Anthropic the first usage in `message`. Of a number that
 //! comes several times the last one counts.
@@ -111,6 +112,8 @@ pub struct Facts {
     pub finish: Option<Finish>,
     /// The answer is, or contains, an error object, whatever its status code.
     pub error: bool,
+    /// That error is the request's fault, by its code (4xx) or its type.
+    pub client_error: bool,
     /// Events with content: a lower bound of the tokens, because an event may carry several. Always 0 for JSON.
     pub events: u64,
     /// Generated content has been seen (text, reasoning or a tool call; an opening chunk with only a role is none).
@@ -216,6 +219,7 @@ impl Learner {
         facts.completion_tokens = self.usage.output;
         facts.finish = reading.finish().or(facts.finish);
         facts.error |= reading.is_error();
+        facts.client_error |= reading.is_client_error();
         facts.first_token |= reading.content;
         facts.response_id = reading.response_id().or(facts.response_id);
         self.typed |= reading.typed;

@@ -54,8 +54,9 @@ impl Usage {
         self.cached.or(self.cache_read)
     }
 
-    fn place(&mut self, count: Count) -> &mut Option<u64> {
-        match count {
+    /// The place of a count, if it is one of usage.
+    fn place(&mut self, count: Count) -> Option<&mut Option<u64>> {
+        Some(match count {
             Count::Prompt => &mut self.prompt,
             Count::Input => &mut self.input,
             Count::CacheRead => &mut self.cache_read,
@@ -63,7 +64,8 @@ impl Usage {
             Count::Cached => &mut self.cached,
             Count::Total => &mut self.total,
             Count::Output => &mut self.output,
-        }
+            Count::ErrorCode => return None,
+        })
     }
 }
 
@@ -76,6 +78,8 @@ enum Count {
     Cached,
     Total,
     Output,
+    /// Not of usage: `code` of an error.
+    ErrorCode,
 }
 
 /// Where in a document.
@@ -103,6 +107,7 @@ enum Place {
     /// Something generated: a string, or a list of parts or calls, that is not empty.
     Content,
     Error,
+    ErrorType,
     Object,
     Type,
     Id,
@@ -119,6 +124,9 @@ impl Place {
             (Place::Root | Place::Response, b"error") => Place::Error,
             (Place::Root | Place::Response, b"status") => Place::Status,
             (Place::Root | Place::Response, b"incomplete_details") => Place::Incomplete,
+            // Some engines have what is in `error` at the root.
+            (Place::Error | Place::Root, b"code") => Place::Count(Count::ErrorCode),
+            (Place::Error, b"type") => Place::ErrorType,
             (Place::Root, b"object") => Place::Object,
             (Place::Root, b"type") => Place::Type,
             (Place::Root, b"id") => Place::Id,
@@ -171,6 +179,7 @@ pub(super) struct Reading {
     /// It names a `type`.
     pub(super) typed: bool,
     error: bool,
+    client_error: bool,
     /// `object` is `response`.
     is_response: bool,
     id: Option<u64>,
@@ -213,6 +222,10 @@ impl Reading {
         self.error
     }
 
+    pub(super) fn is_client_error(&self) -> bool {
+        self.error && self.client_error
+    }
+
     pub(super) fn response_id(&self) -> Option<u64> {
         if self.is_response { self.id } else { self.response_id }
     }
@@ -229,6 +242,7 @@ impl Reading {
                 self.is_response = text == b"response";
                 self.error |= text == b"error";
             }
+            Place::ErrorType => self.client_error |= is_clients(text),
             Place::Type => {
                 self.typed = true;
                 self.error |= matches!(text, b"error" | b"response.failed");
@@ -251,6 +265,14 @@ impl Reading {
     }
 }
 
+/// Whether an error of this `type` is the request's fault. Engines have Python's names or OpenAI's.
+fn is_clients(kind: &[u8]) -> bool {
+    let kind = kind.to_ascii_lowercase();
+    [&b"badrequest"[..], b"invalid_request", b"notfound", b"not_found", b"validation", b"unprocessable"]
+        .iter()
+        .any(|word| memchr::memmem::find(&kind, word).is_some())
+}
+
 impl Sink for Reading {
     fn value(&mut self, kind: Kind, depth: usize, _: u64) {
         let around = self.around(depth);
@@ -269,7 +291,7 @@ impl Sink for Reading {
             (Kind::Array, Place::Choices | Place::Content) => place,
             (Kind::Object, Place::Error) => {
                 self.error = true;
-                Place::Other
+                Place::Error
             }
             (Kind::Object, Place::Content) => {
                 self.content = true;
@@ -349,7 +371,10 @@ impl Sink for Reading {
         if let Spelling::Number(count) = self.spelling {
             // A count that is not a whole number is not a count.
             if let Some(number) = self.number {
-                *self.usage.place(count) = Some(number);
+                match self.usage.place(count) {
+                    Some(place) => *place = Some(number),
+                    None => self.client_error |= (400..500).contains(&number),
+                }
             }
             self.spelling = Spelling::Nothing;
             return;

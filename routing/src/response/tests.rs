@@ -101,10 +101,17 @@ fn an_error_inside_a_stream() {
                 data: [DONE]\n\n";
     assert_eq!(sse(text), Facts { error: true, events: 1, first_token: true, ..Facts::default() });
     // Before the first token, as a string, and in the old form.
-    for error in [r#"{"error":{"message":"x"}}"#, r#"{"error":"x"}"#, r#"{"object":"error","message":"x","code":400}"#]
-    {
-        assert_eq!(sse(&format!("data: {error}\n\n")), Facts { error: true, ..Facts::default() });
-        assert_eq!(facts(Kind::Json, error.as_bytes()), Facts { error: true, ..Facts::default() });
+    for (error, client_error) in [
+        (r#"{"error":{"message":"x"}}"#, false),
+        (r#"{"error":"x"}"#, false),
+        (r#"{"error":{"message":"x","type":"InternalServerError","code":500}}"#, false),
+        (r#"{"error":{"message":"x","type":"BadRequestError","param":null,"code":400}}"#, true),
+        (r#"{"error":{"code":"context_length_exceeded","type":"invalid_request_error"}}"#, true),
+        (r#"{"object":"error","message":"x","code":400}"#, true),
+    ] {
+        let expected = Facts { error: true, client_error, ..Facts::default() };
+        assert_eq!(sse(&format!("data: {error}\n\n")), expected);
+        assert_eq!(facts(Kind::Json, error.as_bytes()), expected);
     }
     assert!(sse("event: error\ndata: out of memory\n\n").error);
     assert!(!sse("data: {\"error\":null,\"choices\":[]}\n\n").error);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::live::table::Passive;
+use crate::live::Passive;
 use crate::policy::{Choices, LeastPendingTokens};
 use crate::prefix::holders::Nobody;
 use crate::prefix::holders::testing::Fixed;
@@ -26,7 +26,7 @@ fn pool(endpoints: &[(f64, State)]) -> Pool {
 }
 
 fn load(in_flight: u32, ejected_until_ms: u64, ejections: u16) -> Load {
-    let passive = Passive { ejected_until_ms, failures: 0, ejections };
+    let passive = Passive { ejected_until_ms, ejections, ..Passive::default() };
     Load { in_flight, passive, ..Load::default() }
 }
 

@@ -9,6 +9,7 @@ use super::{
     Affinity, Canary, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
     MAX_MODEL_BYTES, MAX_POOLS, Pool, Snapshot, SnapshotError, admission, is_id, wire,
 };
+use crate::live::passive;
 use crate::policy::{AnyPolicy, Choices, Score};
 use crate::weight::{Weight, cap};
 
@@ -97,6 +98,7 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     let (policy, shadow, canary) = check_policies(&field("policy"), &raw.policy)?;
     let affinity = check_affinity(&field, &raw)?;
     let (admission, fairness) = admission::check(&field, &raw.admission)?;
+    let passive_health = check_passive_health(&field, &raw.passive_health)?;
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
     }
@@ -131,9 +133,48 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         affinity,
         base_cap: raw.admission.base_cap,
         admission,
+        passive_health,
         fairness,
         spill_to: None,
         endpoints,
+    })
+}
+
+/// The longest ejection and cool-down: an hour, in ms.
+const MAX_OUT_MS: u32 = 60 * 60 * 1_000;
+
+fn check_passive_health(
+    field: &impl Fn(&str) -> String,
+    raw: &wire::PassiveHealth,
+) -> Result<passive::Settings, SnapshotError> {
+    let field = |name: &str| field(&format!("passive_health.{name}"));
+    let count = |name: &str, value: u32| match u16::try_from(value) {
+        Ok(value) => Ok(value),
+        Err(_) => refuse(field(name), value, "a number from 0 to 65535"),
+    };
+    let percent = |name: &str, value: u32| match u8::try_from(value) {
+        Ok(value) if value <= 100 => Ok(value),
+        _ => refuse(field(name), value, "percent, from 0 to 100"),
+    };
+    let time = |name: &str, value: u32, least: u32, expected: &'static str| match value {
+        value if value < least || value > MAX_OUT_MS => refuse(field(name), value, expected),
+        value => Ok(value),
+    };
+    let ejection_ms = time("ejection_ms", raw.ejection_ms, 1, "ms from 1 to an hour (3600000)")?;
+    Ok(passive::Settings {
+        consecutive_failures: count("consecutive_failures", raw.consecutive_failures)?,
+        failure_percent: percent("failure_percent", raw.failure_percent)?,
+        min_requests: count("min_requests", raw.min_requests)?,
+        ejection_ms,
+        max_ejection_ms: time(
+            "max_ejection_ms",
+            raw.max_ejection_ms,
+            ejection_ms,
+            "ms from ejection_ms to an hour (3600000)",
+        )?,
+        max_ejected_percent: percent("max_ejected_percent", raw.max_ejected_percent)?,
+        cool_down_ms: time("cool_down_ms", raw.cool_down_ms, 0, "ms from 0 to an hour (3600000)")?,
+        max_cool_down_ms: time("max_cool_down_ms", raw.max_cool_down_ms, 0, "ms from 0 to an hour (3600000)")?,
     })
 }
 

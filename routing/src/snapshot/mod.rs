@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::admission::Admission;
+use crate::live::passive;
 use crate::policy::AnyPolicy;
 use crate::weight::Weight;
 
@@ -96,6 +97,8 @@ pub struct Pool {
     pub base_cap: u32,
     /// Who waits, for how long, and how much prefill an endpoint may have.
     pub admission: Admission,
+    /// When an endpoint is taken out for what requests meet there.
+    pub passive_health: passive::Settings,
     /// Between whom turns are taken inside a priority.
     pub fairness: Fairness,
     /// Place in the snapshot of the pool that takes what this one would refuse.

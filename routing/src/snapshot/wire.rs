@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::live::passive::Settings;
+
 /// A whole snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -107,6 +109,9 @@ pub struct Pool {
     /// When to refuse.
     #[serde(default)]
     pub admission: Admission,
+    /// When to take an endpoint out for what requests meet there.
+    #[serde(default, skip_serializing_if = "PassiveHealth::is_default")]
+    pub passive_health: PassiveHealth,
     /// The endpoints, in any order.
     pub endpoints: Vec<Endpoint>,
 }
@@ -309,6 +314,50 @@ impl Default for Admission {
             prefill_budget_tokens: limits.prefill_budget_tokens,
             fairness: "none".into(),
             spill_to: None,
+        }
+    }
+}
+
+/// `passive_health: {consecutive_failures: 5, failure_percent: 50, ...}`. See [`crate::live::passive::Settings`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PassiveHealth {
+    /// Failures in a row that eject; 0: they do not.
+    pub consecutive_failures: u32,
+    /// Share of failures that ejects, in percent; 0: it does not.
+    pub failure_percent: u32,
+    /// Requests that must have ended before their share of failures says something.
+    pub min_requests: u32,
+    /// Length of the first ejection (ms).
+    pub ejection_ms: u32,
+    /// Length of the longest (ms).
+    pub max_ejection_ms: u32,
+    /// How many of the pool's endpoints may be out at a time, in percent.
+    pub max_ejected_percent: u32,
+    /// How long an endpoint that pushes back is left alone where it does not say (ms).
+    pub cool_down_ms: u32,
+    /// The longest, whatever it says (ms).
+    pub max_cool_down_ms: u32,
+}
+
+impl PassiveHealth {
+    fn is_default(&self) -> bool {
+        *self == PassiveHealth::default()
+    }
+}
+
+impl Default for PassiveHealth {
+    fn default() -> Self {
+        let settings = Settings::default();
+        PassiveHealth {
+            consecutive_failures: settings.consecutive_failures.into(),
+            failure_percent: settings.failure_percent.into(),
+            min_requests: settings.min_requests.into(),
+            ejection_ms: settings.ejection_ms,
+            max_ejection_ms: settings.max_ejection_ms,
+            max_ejected_percent: settings.max_ejected_percent.into(),
+            cool_down_ms: settings.cool_down_ms,
+            max_cool_down_ms: settings.max_cool_down_ms,
         }
     }
 }

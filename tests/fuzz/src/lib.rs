@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 use weighbridge_routing::eligibility::{Ask, Patience};
-use weighbridge_routing::live::table::{Counts, Passive, Table};
+use weighbridge_routing::live::Passive;
+use weighbridge_routing::live::table::{Counts, Table};
 use weighbridge_routing::live::{Claim, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
 use weighbridge_routing::prefix::MAX_CHECKPOINTS;
 use weighbridge_routing::prefix::holders::Nobody;
@@ -160,8 +161,8 @@ pub fn live_table(mut data: &[u8]) {
                 assert!(row >= table.rows() || slot >= table.slots() || table.cell(row, slot) == counts);
             }
             5 => {
-                let passive =
-                    Passive { ejected_until_ms: u64::from(one), failures: one.into(), ejections: other.into() };
+                let (failures, ejections) = (one.into(), other.into());
+                let passive = Passive { ejected_until_ms: u64::from(one), failures, ejections, ..Passive::default() };
                 table.set_passive(slot, passive);
                 assert!(slot >= table.slots() || table.passive(slot) == passive);
             }

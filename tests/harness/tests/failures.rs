@@ -1,6 +1,7 @@
 //! Endpoints that fail: retries to our second choice, ejection, hangs, back-pressure, all gone and back.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -8,9 +9,21 @@ use harness::engine_sim::model::Profile;
 use harness::engine_sim::server::{EngineConfig, EngineHandle, Fault};
 use harness::load::{self, Call};
 use harness::snapshot::{endpoint, pool, snapshot};
-use harness::{Envoy, EnvoyOptions, eventually};
+use harness::{Envoy, EnvoyOptions, artifacts, eventually, wire};
 
 async fn fleet(of: &[(&str, f64)]) -> (Vec<EngineHandle>, Envoy) {
+    fleet_with(of, wire::PassiveHealth::default()).await
+}
+
+async fn fleet_with(of: &[(&str, f64)], passive_health: wire::PassiveHealth) -> (Vec<EngineHandle>, Envoy) {
+    fleet_of(of, passive_health, None).await
+}
+
+async fn fleet_of(
+    of: &[(&str, f64)],
+    passive_health: wire::PassiveHealth,
+    wasm: Option<PathBuf>,
+) -> (Vec<EngineHandle>, Envoy) {
     let mut engines = Vec::new();
     let mut endpoints = Vec::new();
     for (name, weight) in of {
@@ -25,7 +38,9 @@ async fn fleet(of: &[(&str, f64)]) -> (Vec<EngineHandle>, Envoy) {
         endpoints.push(endpoint(name, engine.addr(), *weight));
         engines.push(engine);
     }
-    let envoy = Envoy::start(EnvoyOptions::fixed(snapshot(vec![pool("m", endpoints)]))).await.unwrap();
+    let mut snapshot = snapshot(vec![wire::Pool { passive_health, ..pool("m", endpoints) }]);
+    snapshot.filter.client_headers = vec!["explain".into()];
+    let envoy = Envoy::start(EnvoyOptions { wasm, ..EnvoyOptions::fixed(snapshot) }).await.unwrap();
     (engines, envoy)
 }
 
@@ -79,13 +94,137 @@ async fn c10_an_endpoint_that_fails_everything_is_ejected_and_comes_back() {
     assert_eq!(ejections.await.unwrap(), 1);
 }
 
-// Case C21: 429 is back-pressure, not failure.
+// Case C21: 429 is back-pressure, not failure: the next endpoint answers, nobody is ejected, and the busy one is left alone for as
+// long as it says.
 #[tokio::test(flavor = "multi_thread")]
-async fn c21_back_pressure_ejects_nobody() {
-    let (engines, envoy) = fleet(&[("busy", 4.0), ("free", 1.0)]).await;
-    engines[0].set_fault(Fault { count: Some(50), ..Fault::status(429) });
-    load::closed_loop(envoy.gateway(), 1, 60, chat).await;
-    assert_eq!(engines[0].state().requests_total, 60);
+async fn c21_back_pressure_goes_to_the_next_and_ejects_nobody() {
+    for fault in [Fault::status(429), Fault { retry_after: Some(1), ..Fault::status(503) }] {
+        let (engines, envoy) = fleet(&[("busy", 4.0), ("free", 1.0)]).await;
+        engines[0].set_fault(fault);
+        let report = load::closed_loop(envoy.gateway(), 1, 100, chat).await;
+        assert_eq!(report.by_engine(), BTreeMap::from([("free".to_owned(), 100)]), "{report:?}");
+        let asked = engines[0].state().requests_total;
+        println!("the busy engine was asked {asked} times while 100 requests were answered");
+        assert!((1..=10).contains(&asked), "{asked}");
+        engines[0].set_fault(Fault::none());
+        eventually("it serves again", Duration::from_secs(10), async || {
+            ensure!(load::send(envoy.gateway(), chat(0)).await.engine() == "busy");
+            Ok(())
+        })
+        .await
+        .unwrap();
+        envoy.idle(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(envoy.stats().await.unwrap().sum("wasmcustom.weighbridge_ejections."), 0);
+    }
+}
+
+// The log of attempts comes back with the VM.
+#[tokio::test(flavor = "multi_thread")]
+async fn c21_holds_after_a_vm_was_lost() {
+    let wasm = Some(artifacts::fault_wasm().unwrap());
+    let (engines, envoy) = fleet_of(&[("busy", 4.0), ("free", 1.0)], wire::PassiveHealth::default(), wasm).await;
+    // Over every worker thread.
+    load::closed_loop(envoy.gateway(), 8, 16, |_| chat(0).header("x-weighbridge-test-panic", "1")).await;
+    eventually("served again", Duration::from_secs(10), async || {
+        let report = load::closed_loop(envoy.gateway(), 8, 32, chat).await;
+        ensure!(report.ok() == 32, "{:?}", report.by_status());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    engines[0].set_fault(Fault { retry_after: Some(1), ..Fault::status(503) });
+    let report = load::closed_loop(envoy.gateway(), 8, 200, chat).await;
+    assert_eq!(report.by_engine(), BTreeMap::from([("free".to_owned(), 200)]), "{report:?}");
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(envoy.stats().await.unwrap().sum("wasmcustom.weighbridge_ejections."), 0);
+}
+
+// Where everybody pushes back, the client hears it from an engine.
+#[tokio::test(flavor = "multi_thread")]
+async fn where_all_push_back_the_client_hears_429() {
+    let (engines, envoy) = fleet(&[("a", 1.0), ("b", 1.0)]).await;
+    engines.iter().for_each(|engine| engine.set_fault(Fault { retry_after: Some(7), ..Fault::status(429) }));
+    let outcome = load::send(envoy.gateway(), chat(0)).await;
+    assert_eq!((outcome.status, outcome.header("retry-after")), (Some(429), "7"), "{outcome:?}");
+    assert!(engines.iter().all(|engine| engine.state().requests_total > 0));
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+}
+
+// 502 and 503 go to the next endpoint, and are failures all the same; a 500 is an answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_of_the_first_attempt_count_though_the_client_sees_none() {
+    for (status, seen) in [(503, 0), (502, 0), (500, 5)] {
+        let (engines, envoy) = fleet(&[("bad", 4.0), ("good", 1.0)]).await;
+        engines[0].set_fault(Fault::status(status));
+        let report = load::closed_loop(envoy.gateway(), 1, 40, chat).await;
+        assert_eq!(report.by_status().get(&status.to_string()).copied().unwrap_or_default(), seen, "{report:?}");
+        assert_eq!(engines[0].state().requests_total, 5, "ejected after five");
+        eventually("the ejection is counted", Duration::from_secs(10), async || {
+            let stats = envoy.stats().await?;
+            ensure!(stats.get("wasmcustom.weighbridge_ejections.pool.m.endpoint.bad") == 1);
+            Ok(())
+        })
+        .await
+        .unwrap();
+        envoy.idle(Duration::from_secs(10)).await.unwrap();
+    }
+}
+
+// While the second attempt runs, the request counts where it runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_count_goes_along_with_the_attempt() {
+    let (engines, envoy) = fleet(&[("first", 4.0), ("second", 1.0)]).await;
+    engines[0].set_fault(Fault::reset_before_headers());
+    engines[1].set_fault(Fault::hang());
+    let gateway = envoy.gateway();
+    let waiting = tokio::spawn(async move { load::send(gateway, chat(0).timeout(Duration::from_secs(20))).await });
+    eventually("the count is at the second", Duration::from_secs(10), async || {
+        let stats = envoy.stats().await?;
+        let counts = (stats.in_flight("m", "first"), stats.in_flight("m", "second"));
+        ensure!(counts == (0, 1), "{counts:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    waiting.abort();
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+}
+
+// What fails everywhere takes out no more than half of the pool.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_are_ejected_than_may_be() {
+    let (engines, envoy) = fleet(&[("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 1.0)]).await;
+    engines.iter().for_each(|engine| engine.set_fault(Fault::status(500)));
+    load::closed_loop(envoy.gateway(), 4, 200, chat).await;
+    let outcome = load::send(envoy.gateway(), chat(0).explain()).await;
+    let decision = outcome.decision();
+    let candidates = decision["candidates"].as_array().unwrap();
+    let out = candidates.iter().filter(|candidate| candidate["excluded"] == "ejected").count();
+    assert_eq!(out, 2, "{decision:#}");
+}
+
+// An error object in a stream of status 200 is a failure, unless the request is to blame.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_inside_a_200_stream_is_a_failure() {
+    let (engines, envoy) = fleet(&[("bad", 4.0), ("good", 1.0)]).await;
+    engines[0].set_fault(Fault::stream_error(2));
+    let report = load::closed_loop(envoy.gateway(), 1, 40, |_| Call::chat_stream("m", "hello", 4)).await;
+    assert_eq!(report.by_engine().get("bad"), Some(&5), "{:?}", report.by_engine());
+}
+
+// When all are ejected, requests still go out, marked so, and the first success ends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn when_all_are_ejected_the_least_bad_serves() {
+    let all = wire::PassiveHealth { max_ejected_percent: 100, ..wire::PassiveHealth::default() };
+    let (engines, envoy) = fleet_with(&[("a", 1.0), ("b", 1.0)], all).await;
+    engines.iter().for_each(|engine| engine.set_fault(Fault::status(500)));
+    load::closed_loop(envoy.gateway(), 2, 60, chat).await;
+    let outcome = load::send(envoy.gateway(), chat(0).explain()).await;
+    assert_eq!((outcome.status, &outcome.decision()["reason"]), (Some(500), &"panic".into()), "{outcome:?}");
+    engines.iter().for_each(|engine| engine.set_fault(Fault::none()));
+    assert_eq!(load::send(envoy.gateway(), chat(0)).await.status, Some(200));
+    let reason = load::send(envoy.gateway(), chat(0).explain()).await.decision()["reason"].clone();
+    assert_ne!(reason, "panic");
 }
 
 // Case C15: an endpoint that accepts and never answers holds up nobody else.

@@ -1,6 +1,7 @@
 //! Tests of the queue, one thread.
 
-use super::super::passive::{EJECT_AFTER, EJECT_BASE_MS, Outcome, Report};
+use super::super::passive::{Outcome, Report, Settings};
+
 use super::super::testing::{Memory, pool, pool_with};
 use super::super::{Change, Charge, Claim, Look, Question, Row, Standing, Verdict};
 use super::*;
@@ -11,6 +12,8 @@ use crate::rng::SplitMix64;
 use crate::route::{Reason, Refusal};
 use serde_json::json;
 
+/// Of a first ejection, as settings are when nobody sets them.
+const EJECTION_MS: u64 = 5_000;
 const SUCCESS: Report = Report { outcome: Outcome::Success, trial: false, added_tokens: 0 };
 const FREE: Charge = Charge { prompt_tokens: 0, output_tokens: 0 };
 
@@ -250,7 +253,7 @@ fn an_endpoint_back_from_ejection_takes_one_waiter_for_a_trial() {
     let first = vm.admit(&pool, 0);
     let bad = 1 - first;
     let failure = Report { outcome: Outcome::Failure, ..SUCCESS };
-    for _ in 0..EJECT_AFTER {
+    for _ in 0..Settings::default().consecutive_failures {
         vm.admit(&pool, 0);
         vm.row.release(&mut vm.memory, &pool, &pool.endpoints[bad], FREE, failure, 0).stored.unwrap();
     }
@@ -262,15 +265,15 @@ fn an_endpoint_back_from_ejection_takes_one_waiter_for_a_trial() {
         let slots = slots(&mut table, &pool);
         Board::new(&table, &pool, slots, &[]).room(now_ms).is_some()
     };
-    assert_eq!([room(EJECT_BASE_MS - 1), room(EJECT_BASE_MS)], [false, true]);
+    assert_eq!([room(EJECTION_MS - 1), room(EJECTION_MS)], [false, true]);
     let free = |vm: &mut Vm, now_ms| vm.row.sweep(&mut vm.memory.clone(), &pool, |_| false, now_ms).result.free;
-    assert_eq!(free(&mut vm, EJECT_BASE_MS - 1), 0);
-    assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECT_BASE_MS - 1).woken, []);
-    assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECT_BASE_MS).woken, woken(1, tickets[0]));
-    assert_eq!(vm.claim(&pool, tickets[0], EJECT_BASE_MS), bad);
+    assert_eq!(free(&mut vm, EJECTION_MS - 1), 0);
+    assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECTION_MS - 1).woken, []);
+    assert_eq!(vm.row.dispatch(&mut vm.memory, &pool, EJECTION_MS).woken, woken(1, tickets[0]));
+    assert_eq!(vm.claim(&pool, tickets[0], EJECTION_MS), bad);
     // The trial succeeds: the rest of its slots are free at once.
     let report = Report { trial: true, ..SUCCESS };
-    let freed = vm.row.report(&mut vm.memory, &pool, &pool.endpoints[bad], report, EJECT_BASE_MS + 1).woken;
+    let freed = vm.row.report(&mut vm.memory, &pool, &pool.endpoints[bad], report, EJECTION_MS + 1).woken;
     assert_eq!(freed, woken(1, tickets[1]));
 }
 

@@ -1,6 +1,6 @@
 //! Tests of one VM's side.
 
-use super::super::passive::{EJECT_AFTER, Outcome};
+use super::super::passive::{Outcome, Settings};
 use super::super::testing::Memory;
 use super::*;
 use crate::prefix::holders::Nobody;
@@ -213,7 +213,7 @@ fn pending_tokens_follow_a_request_and_end_at_zero() {
 fn an_ejection_pushes_everything_out_of_the_cache() {
     let (mut memory, pool) = (Memory::default(), pool(&[1.0], 8, "2"));
     let (mut row, mut rng) = (Row::new(1), SplitMix64::seeded(1));
-    for _ in 0..EJECT_AFTER {
+    for _ in 0..Settings::default().consecutive_failures {
         admit(&mut row, &mut memory, &pool, &mut rng).unwrap();
         row.release(&mut memory, &pool, &pool.endpoints[0], FREE, FAILURE, 0).stored.unwrap();
     }

@@ -7,6 +7,11 @@ fn counts(in_flight: u32) -> Counts {
     Counts { in_flight, pending_tokens: in_flight * 10, prefill_tokens: in_flight }
 }
 
+fn passive(nth: u64) -> Passive {
+    let recent = Recent { span: 9, ended: 8, failed: 7, ended_before: 6, failed_before: 5 };
+    Passive { ejected_until_ms: nth, cool_until_ms: 1, failed_ms: 4, failures: 3, ejections: 2, recent }
+}
+
 #[test]
 fn slots_and_rows_keep_their_content_when_the_shape_changes() {
     let mut table = Table::default();
@@ -14,7 +19,7 @@ fn slots_and_rows_keep_their_content_when_the_shape_changes() {
         let slot = table.find_or_add(EndpointKey(100 + nth), 0).unwrap();
         let row = table.row_or_add(7 + nth).unwrap();
         table.set_cell(row, slot, counts(nth as u32 + 1));
-        table.set_passive(slot, Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
+        table.set_passive(slot, passive(nth));
         table.advance_clock(slot, 1_000 * nth);
     }
     assert_eq!(table.drop_rows(|id| id == 9), 1);
@@ -22,7 +27,7 @@ fn slots_and_rows_keep_their_content_when_the_shape_changes() {
     for nth in [0u64, 1, 3, 4] {
         let slot = table.find(EndpointKey(100 + nth), 0).unwrap();
         assert_eq!(table.total(slot), counts(nth as u32 + 1));
-        assert_eq!(table.passive(slot), Passive { ejected_until_ms: nth, failures: 3, ejections: 2 });
+        assert_eq!(table.passive(slot), passive(nth));
         assert_eq!(table.clock(slot), 1_000 * nth);
     }
     assert_eq!(table.total(table.find(EndpointKey(102), 0).unwrap()), Counts::default());

@@ -47,7 +47,8 @@ impl Bootstrap {
         );
         let mut http_filters = part("http_filters")?;
         http_filters.push(json!({"name": "envoy.filters.http.router", "typed_config": {
-            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}));
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+            "upstream_log": part("upstream_log")?}}));
         let manager = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
             "stat_prefix": "host",
