@@ -128,8 +128,9 @@ impl Refusal {
 /// Where a request goes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pick {
-    /// Place in the pool of the chosen endpoint, then of the next best, each eligible and under its cap. With fewer
-    /// than [`HOSTS`] eligible endpoints they repeat in turn, so that a retry never falls to Envoy's own choice.
+    /// Place in the pool of the chosen endpoint, then of the next best to try if it fails: eligible and under their caps, and
+    /// where there are not enough of those, such as are merely full, since what was let in is not to be lost with its endpoint.
+    /// With fewer than [`HOSTS`] the chosen one repeats, so that a retry never falls to Envoy's own choice.
     pub hosts: [usize; HOSTS],
     /// Why the first.
     pub reason: Reason,
@@ -227,7 +228,7 @@ pub fn decide(
     let Some(decided) = apply(policy.get(), &scene, prefix, survey.panic, &mut candidates, rng) else {
         return Err(Refused { refusal: refusal(pool, &survey, ask), survey });
     };
-    let hosts = hosts(decided.chosen.index, &candidates);
+    let hosts = hosts(pool, view.loads, &survey, decided.chosen.index, &candidates);
     let terms = explain(policy.get(), &scene, prefix, &decided, &hosts, &candidates);
     let shadow = pool.shadow.as_ref().and_then(|policy| {
         shadow(policy, &scene, prefix, survey.panic, &mut candidates, decided.chosen.index, shadow_rng)
@@ -350,7 +351,7 @@ pub fn granted(pool: &Pool, loads: &[Load], ask: &Ask, prefix: &mut impl Holders
     let scene = Scene { pool, view: View { loads, now_ms, ..View::default() }, ask };
     let mut candidates = candidates(pool, &survey);
     policy.get().weigh(&scene, prefix, &mut candidates);
-    let hosts = hosts(chosen, &candidates);
+    let hosts = hosts(pool, loads, &survey, chosen, &candidates);
     let (holders, matched_tokens) = prefix.longest();
     let affinity = (!holders.is_empty()).then(|| Affinity {
         holders: holders.to_vec(),
@@ -444,8 +445,8 @@ fn stay(
     Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, out_of_reach_tokens, weighed }) })
 }
 
-/// The chosen one and the cheapest of the rest.
-fn hosts(chosen: usize, candidates: &[Candidate]) -> [usize; HOSTS] {
+/// The chosen one and the cheapest of the rest; behind those, the least loaded of the endpoints that are at their cap.
+fn hosts(pool: &Pool, loads: &[Load], survey: &Survey, chosen: usize, candidates: &[Candidate]) -> [usize; HOSTS] {
     let better = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.compare(&b).is_lt());
     let (mut second, mut third): (Option<Candidate>, Option<Candidate>) = (None, None);
     for candidate in candidates.iter().filter(|candidate| candidate.index != chosen) {
@@ -455,8 +456,24 @@ fn hosts(chosen: usize, candidates: &[Candidate]) -> [usize; HOSTS] {
             third = Some(*candidate);
         }
     }
-    let second = second.map_or(chosen, |candidate| candidate.index);
-    [chosen, second, third.map_or(chosen, |candidate| candidate.index)]
+    if let (Some(second), Some(third)) = (second, third) {
+        return [chosen, second.index, third.index];
+    }
+    let (mut fuller, mut fullest): (Option<(usize, f64)>, Option<(usize, f64)>) = (None, None);
+    for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
+        if *excluded != Some(Exclusion::AtCap) || index == chosen {
+            continue;
+        }
+        let full = (index, f64::from(loads.get(index).map_or(0, Load::total)) / endpoint.weight.get());
+        if fuller.is_none_or(|(_, least)| full.1 < least) {
+            (fuller, fullest) = (Some(full), fuller);
+        } else if fullest.is_none_or(|(_, least)| full.1 < least) {
+            fullest = Some(full);
+        }
+    }
+    let mut rest =
+        second.map(|second| second.index).into_iter().chain([fuller, fullest].into_iter().flatten().map(|full| full.0));
+    [chosen, rest.next().unwrap_or(chosen), rest.next().unwrap_or(chosen)]
 }
 
 #[cfg(test)]

@@ -60,7 +60,8 @@ fn nobody_is_sent_to_an_endpoint_that_is_not_ready() {
 fn a_full_pool_refuses() {
     let pool = pool(&[(1.0, READY), (1.0, READY), (1.0, State::Draining)]);
     assert_eq!(run(&pool, &[load(2, 0, 0), load(3, 0, 0)]), Err(Refusal::AtCap));
-    assert_eq!(run(&pool, &[load(2, 0, 0), load(1, 0, 0)]).unwrap().hosts, [1, 1, 1]);
+    // What was let in may go on to a full one if its own fails, and to nobody who drains.
+    assert_eq!(run(&pool, &[load(2, 0, 0), load(1, 0, 0)]).unwrap().hosts, [1, 0, 1]);
     // The one that is not full is ejected: its verdict stands as long as somebody else could serve.
     assert_eq!(run(&pool, &[load(2, 0, 0), load(0, 200, 1)]), Err(Refusal::AtCap));
 }
@@ -214,8 +215,11 @@ proptest! {
         let mut rng = SplitMix64::seeded(seed);
         let view = View { loads: &loads, now_ms: 100, ..View::default() };
         if let Ok(pick) = decide(&pool, view, &Ask::default(), &mut Nobody, &mut rng) {
-            for host in pick.hosts {
-                prop_assert_eq!(pick.survey.excluded[host], None);
+            prop_assert_eq!(pick.survey.excluded[pick.chosen()], None);
+            let eligible = pick.survey.excluded.iter().filter(|excluded| excluded.is_none()).count();
+            for (nth, host) in pick.hosts.into_iter().enumerate() {
+                let full = pick.survey.excluded[host] == Some(Exclusion::AtCap);
+                prop_assert!(pick.survey.excluded[host].is_none() || (full && nth >= eligible));
             }
             prop_assert!(pick.drawn.contains(&pick.chosen()));
         }
