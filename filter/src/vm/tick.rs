@@ -12,8 +12,9 @@ use crate::host::{self, Shared};
 use crate::{calls, records};
 
 /// Gauges whose pools and endpoints come and go.
-const POOL_GAUGES: [&str; 5] = [
+const POOL_GAUGES: [&str; 6] = [
     "weighbridge_in_flight.",
+    "weighbridge_ejected.",
     "weighbridge_queue_depth.",
     "weighbridge_queue_bytes.",
     "weighbridge_free_slots.",
@@ -109,6 +110,12 @@ impl Vm {
             for (endpoint, in_flight) in pool.endpoints.iter().zip(swept.in_flight) {
                 let name = format!("weighbridge_in_flight.pool.{}.endpoint.{}", pool.name, endpoint.id);
                 self.stats.gauge(&name, in_flight.into());
+                published.insert(name);
+            }
+            // One that was never ejected has no gauge.
+            for (endpoint, _) in pool.endpoints.iter().zip(swept.ejected).filter(|(_, ejected)| *ejected) {
+                let name = format!("weighbridge_ejected.pool.{}.endpoint.{}", pool.name, endpoint.id);
+                self.stats.gauge(&name, 1);
                 published.insert(name);
             }
             let free = swept.free;

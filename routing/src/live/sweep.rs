@@ -10,6 +10,8 @@ use crate::snapshot::{EndpointKey, Pool};
 pub struct Swept {
     /// Requests in flight at each endpoint, in the pool's order, slots given to waiters among them.
     pub in_flight: Vec<u32>,
+    /// Whether each endpoint is ejected, in the pool's order.
+    pub ejected: Vec<bool>,
     /// Slots that a request could have now, over all endpoints: what others have in flight there counts, and what is
     /// ejected has none.
     pub free: u64,
@@ -39,11 +41,15 @@ impl Row {
             let in_flight = |(hint, key): (usize, EndpointKey)| {
                 table.find(key, hint).and_then(|slot| totals.get(slot)).map_or(0, |total| total.in_flight)
             };
+            let ejected = |(hint, key): (usize, EndpointKey)| {
+                table.find(key, hint).is_some_and(|slot| table.passive(slot).is_ejected(now_ms))
+            };
             let keys = pool.endpoints.iter().map(|endpoint| endpoint.key);
             let slots = keys.clone().enumerate().map(|(hint, key)| table.find(key, hint)).collect();
             let (waiting, waiting_bytes) = queue::load(table, now_ms);
             let swept = Swept {
-                in_flight: keys.enumerate().map(in_flight).collect(),
+                in_flight: keys.clone().enumerate().map(in_flight).collect(),
+                ejected: keys.enumerate().map(ejected).collect(),
                 free: Board::new(table, pool, slots, &self.elsewhere).free(now_ms),
                 waiting,
                 waiting_bytes,

@@ -77,6 +77,16 @@ async fn c10_an_endpoint_that_fails_everything_is_ejected_and_comes_back() {
     // Five in a row, and what four connections had under way.
     assert!((5..=9).contains(&failed), "{:?}", report.by_status());
     let met = engines[0].state().requests_total;
+    let ejected = async |is: u64| {
+        eventually("the gauge tells", Duration::from_secs(10), async || {
+            let found = envoy.stats().await?.get("wasmcustom.weighbridge_ejected.pool.m.endpoint.bad");
+            ensure!(found == is, "{found}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    };
+    ejected(1).await;
     engines[0].set_fault(Fault::none());
     eventually("the endpoint serves again", Duration::from_secs(30), async || {
         let outcome = load::send(envoy.gateway(), chat(0)).await;
@@ -86,6 +96,7 @@ async fn c10_an_endpoint_that_fails_everything_is_ejected_and_comes_back() {
     .await
     .unwrap();
     assert!(engines[0].state().requests_total > met);
+    ejected(0).await;
     let ejections = eventually("the ejection is counted", Duration::from_secs(10), async || {
         let count = envoy.stats().await?.get("wasmcustom.weighbridge_ejections.pool.m.endpoint.bad");
         ensure!(count > 0);
