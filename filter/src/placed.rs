@@ -16,7 +16,7 @@ use crate::attempts;
 use crate::host::{self, Buffer, Headers};
 use crate::records::Went;
 use crate::steer::steer;
-use crate::vm;
+use crate::vm::{self, Pulse};
 
 const ENDPOINT_HEADER: &str = "x-weighbridge-endpoint";
 /// The most that one request can have put into a KV cache.
@@ -55,6 +55,8 @@ pub(crate) struct Placed {
     at: usize,
     /// Attempts that are known to have failed.
     failed: usize,
+    /// The pulse of the endpoint that it was given to, and how far that was then.
+    pulse: (Pulse, u64),
     /// When it was given back; `None` while it is counted.
     released_ms: Option<u64>,
     /// Whether that endpoint itself has answered, as opposed to Envoy in its stead.
@@ -69,8 +71,12 @@ pub(crate) struct Placed {
 
 impl Placed {
     pub(crate) fn new(snapshot: Rc<Snapshot>, pool: usize, known: Known, admitted: Admitted, search: Search) -> Self {
+        let endpoint =
+            snapshot.pools.get(pool).and_then(|pool| Some((pool, pool.endpoints.get(admitted.pick.chosen())?)));
+        let pulse = endpoint.map_or_else(Pulse::default, |(pool, endpoint)| vm::with(|vm| vm.pulse(pool, endpoint)));
         Placed {
             at: admitted.pick.chosen(),
+            pulse: (Rc::clone(&pulse), pulse.get()),
             failed: 0,
             snapshot,
             pool,
@@ -184,6 +190,7 @@ impl Placed {
 
     /// Part of the answer passes.
     pub(crate) fn body(&mut self, size: usize, end_of_stream: bool) {
+        self.pulse.0.set(self.pulse.0.get().wrapping_add(1));
         if let Some(watcher) = self.watcher.as_mut().filter(|_| size > 0)
             && let Some(piece) = host::buffer(Buffer::ResponseBody, 0, size)
         {
@@ -216,7 +223,7 @@ impl Placed {
             let words = host::property("response\0code_details").unwrap_or_default();
             if !whole {
                 self.follow();
-                self.release(self.outcome_of_cut(&words), now_ms);
+                self.release(self.outcome_of_cut(&words, now_ms), now_ms);
             }
             details = Some(String::from_utf8_lossy(&words).into_owned()).filter(|words| !words.is_empty());
         }
@@ -422,9 +429,28 @@ impl Placed {
 
     /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
     /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
-    fn outcome_of_cut(&self, details: &[u8]) -> Outcome {
+    fn outcome_of_cut(&self, details: &[u8], now_ms: u64) -> Outcome {
         let told = self.status == 0 && attempts::are_logged();
-        if details.starts_with(b"upstream_") && !told { Outcome::Failure } else { Outcome::Neutral }
+        match details.starts_with(b"upstream_") {
+            true if !told => Outcome::Failure,
+            false if self.was_silent(now_ms) => Outcome::Failure,
+            _ => Outcome::Neutral,
+        }
+    }
+
+    /// Whether its client gave up after a long wait in which its endpoint sent nobody anything. Only streams tell: any other
+    /// answer is silent until it is complete.
+    fn was_silent(&self, now_ms: u64) -> bool {
+        let silent_after_ms = self.pool().map_or(0, |pool| pool.passive_health.silent_after_ms);
+        let (pulse, then) = &self.pulse;
+        let waited_ms = self.admitted.waited.map_or(0, |waited| waited.total_ms);
+        let since_ms = self.known.started_ms.saturating_add(waited_ms);
+        silent_after_ms > 0
+            && self.known.stream
+            && self.status == 0
+            && self.failed == 0
+            && pulse.get() == *then
+            && now_ms.saturating_sub(since_ms) >= silent_after_ms.into()
     }
 
     fn decision(&self) -> Option<Decision<'_>> {

@@ -4,7 +4,7 @@
 mod seats;
 mod tick;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -61,7 +61,13 @@ struct PoolState {
     pending: Pending,
     /// What the prober says, and is to be told.
     heard: Heard,
+    /// Whether endpoints send anything.
+    pulses: Vec<(EndpointKey, Pulse)>,
 }
+
+/// Counts the pieces of answers that an endpoint sends to this VM: what stands still is silent. Shared with the requests that are
+/// there, so that counting costs no look-up.
+pub(crate) type Pulse = Rc<Cell<u64>>;
 
 /// The state of one VM.
 pub(crate) struct Vm {
@@ -291,6 +297,21 @@ impl Vm {
         }
     }
 
+    /// The pulse of an endpoint.
+    pub(crate) fn pulse(&mut self, pool: &Pool, endpoint: &Endpoint) -> Pulse {
+        let pulses = &mut pool_state(&mut self.pools, self.id, &pool.name).pulses;
+        match pulses.iter().find(|(key, _)| *key == endpoint.key) {
+            Some((_, pulse)) => Rc::clone(pulse),
+            None => {
+                // Of endpoints that are gone nobody keeps one.
+                pulses.retain(|(_, pulse)| Rc::strong_count(pulse) > 1);
+                let pulse = Pulse::default();
+                pulses.push((endpoint.key, Rc::clone(&pulse)));
+                pulse
+            }
+        }
+    }
+
     /// Moves a request's count to the endpoint that it really went to.
     pub(crate) fn shift(
         &mut self,
@@ -440,6 +461,7 @@ fn pool_state<'a>(pools: &'a mut Vec<PoolState>, id: u64, pool: &str) -> &'a mut
             learnt,
             pending: Pending::default(),
             heard: Heard::default(),
+            pulses: Vec::new(),
         });
     }
     &mut pools[place]

@@ -262,6 +262,7 @@ fn passive_health(field: &impl Fn(&str) -> String, raw: &raw::PassiveHealth, che
     let ejection = time("ejection", &raw.ejection, Duration::from_millis(1));
     let max_ejection = time("max_ejection", &raw.max_ejection, Duration::from_millis(1));
     let cool_down = time("cool_down", &raw.cool_down, Duration::ZERO);
+    let silent_after = time("silent_after", &raw.silent_after, Duration::ZERO);
     let max_cool_down = time("max_cool_down", &raw.max_cool_down, Duration::ZERO);
     check.that(max_ejection >= ejection, field("max_ejection"), &raw.max_ejection, "at least as long as ejection");
     for (name, percent) in [("failure_percent", raw.failure_percent), ("max_ejected_percent", raw.max_ejected_percent)]
@@ -280,6 +281,7 @@ fn passive_health(field: &impl Fn(&str) -> String, raw: &raw::PassiveHealth, che
         max_ejected_percent: raw.max_ejected_percent,
         cool_down_ms: cool_down.as_millis() as u32,
         max_cool_down_ms: max_cool_down.as_millis() as u32,
+        silent_after_ms: silent_after.as_millis() as u32,
     }
 }
 

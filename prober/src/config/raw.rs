@@ -248,6 +248,7 @@ pub(super) struct PassiveHealth {
     pub(super) max_ejected_percent: u32,
     pub(super) cool_down: String,
     pub(super) max_cool_down: String,
+    pub(super) silent_after: String,
 }
 
 impl Default for PassiveHealth {
@@ -262,6 +263,7 @@ impl Default for PassiveHealth {
             max_ejected_percent: wire.max_ejected_percent,
             cool_down: "1s".into(),
             max_cool_down: "5s".into(),
+            silent_after: "5s".into(),
         }
     }
 }

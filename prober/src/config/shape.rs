@@ -155,6 +155,7 @@ static POOL: Kind = Kind::Section(&[
             field("max_ejected_percent", Kind::Count),
             field("cool_down", Kind::Duration),
             field("max_cool_down", Kind::Duration),
+            field("silent_after", Kind::Duration),
         ]),
     ),
     field("endpoints", Kind::List(&ENDPOINT)),

@@ -343,7 +343,7 @@ fn what_is_wrong_with_admission_is_told_all_at_once() {
 fn passive_health_reaches_the_filter_as_written() {
     let with = |section: &str| Config::parse(&format!("pools: [{{name: p, models: [m], passive_health: {section}}}]"));
     let written = "{consecutive_failures: 3, failure_percent: 20, min_requests: 9, ejection: 1500ms, max_ejection: 2s, \
-                   max_ejected_percent: 100, cool_down: 0s, max_cool_down: 1m}";
+                   max_ejected_percent: 100, cool_down: 0s, max_cool_down: 1m, silent_after: 0s}";
     let expected = wire::PassiveHealth {
         consecutive_failures: 3,
         failure_percent: 20,
@@ -353,6 +353,7 @@ fn passive_health_reaches_the_filter_as_written() {
         max_ejected_percent: 100,
         cool_down_ms: 0,
         max_cool_down_ms: 60_000,
+        silent_after_ms: 0,
     };
     assert_eq!(with(written).unwrap().pools[0].wire.passive_health, expected);
     assert_eq!(with("{}").unwrap().pools[0].wire.passive_health, wire::PassiveHealth::default());

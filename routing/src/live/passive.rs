@@ -31,6 +31,9 @@ pub struct Settings {
     pub cool_down_ms: u32,
     /// The longest, whatever it says (ms).
     pub max_cool_down_ms: u32,
+    /// A stream that its client gives up after waiting so long (ms) for its first byte is a failure, if the endpoint has sent
+    /// nobody anything meanwhile; 0: it is not. How an engine shows that accepts everything and answers nothing.
+    pub silent_after_ms: u32,
 }
 
 impl Default for Settings {
@@ -44,6 +47,7 @@ impl Default for Settings {
             max_ejected_percent: 50,
             cool_down_ms: 1_000,
             max_cool_down_ms: 5_000,
+            silent_after_ms: 5_000,
         }
     }
 }
@@ -147,7 +151,7 @@ impl Recent {
 pub enum Outcome {
     /// The endpoint answered.
     Success,
-    /// Connect failure, reset, timeout, 5xx, or an error in an answer that began well.
+    /// Connect failure, reset, timeout, silence, 5xx, or an error in an answer that began well.
     Failure,
     /// The engine has enough to do (429, or 503 with `retry-after`).
     Busy {
@@ -250,6 +254,7 @@ mod tests {
         max_ejected_percent: 50,
         cool_down_ms: 1_000,
         max_cool_down_ms: 5_000,
+        silent_after_ms: 5_000,
     };
 
     fn after(passive: Passive, report: Report, now_ms: u64) -> (Passive, Ejected) {

@@ -174,6 +174,7 @@ fn check_passive_health(
         )?,
         max_ejected_percent: percent("max_ejected_percent", raw.max_ejected_percent)?,
         cool_down_ms: time("cool_down_ms", raw.cool_down_ms, 0, "ms from 0 to an hour (3600000)")?,
+        silent_after_ms: time("silent_after_ms", raw.silent_after_ms, 0, "ms from 0 to an hour (3600000)")?,
         max_cool_down_ms: time("max_cool_down_ms", raw.max_cool_down_ms, 0, "ms from 0 to an hour (3600000)")?,
     })
 }

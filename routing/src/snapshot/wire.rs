@@ -338,6 +338,8 @@ pub struct PassiveHealth {
     pub cool_down_ms: u32,
     /// The longest, whatever it says (ms).
     pub max_cool_down_ms: u32,
+    /// After how long (ms) a stream that its client gives up without a byte is a failure; 0: never.
+    pub silent_after_ms: u32,
 }
 
 impl PassiveHealth {
@@ -358,6 +360,7 @@ impl Default for PassiveHealth {
             max_ejected_percent: settings.max_ejected_percent.into(),
             cool_down_ms: settings.cool_down_ms,
             max_cool_down_ms: settings.max_cool_down_ms,
+            silent_after_ms: settings.silent_after_ms,
         }
     }
 }

@@ -252,6 +252,26 @@ async fn c15_an_endpoint_that_hangs_holds_up_nobody_else() {
     envoy.idle(Duration::from_secs(10)).await.unwrap();
 }
 
+// Clients that give up streams without a byte tell of an engine that hangs, if nobody got anything there.
+#[tokio::test(flavor = "multi_thread")]
+async fn c15_an_endpoint_that_is_silent_is_ejected() {
+    let quick = wire::PassiveHealth { silent_after_ms: 300, ..wire::PassiveHealth::default() };
+    let (engines, envoy) = fleet_with(&[("hangs", 4.0), ("fine", 1.0)], quick).await;
+    engines[0].set_fault(Fault::hang());
+    let stream = |_| Call::chat_stream("m", "hello", 4).timeout(Duration::from_millis(600));
+    let report = load::closed_loop(envoy.gateway(), 1, 20, stream).await;
+    let stuck = report.outcomes.iter().filter(|outcome| outcome.error.is_some()).count();
+    assert_eq!((stuck, report.ok()), (5, 15), "{report:?}");
+    // Clients that leave sooner blame nobody.
+    let (engines, envoy) = fleet_with(&[("hangs", 4.0), ("fine", 1.0)], wire::PassiveHealth::default()).await;
+    engines[0].set_fault(Fault::hang());
+    let hasty = |_| Call::chat_stream("m", "hello", 4).timeout(Duration::from_millis(100));
+    // The other answers now and then, where Envoy has not heard yet that the last client left.
+    assert!(load::closed_loop(envoy.gateway(), 1, 20, hasty).await.ok() < 10);
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+    assert_eq!(envoy.stats().await.unwrap().sum("wasmcustom.weighbridge_ejections."), 0);
+}
+
 // Case C16: all endpoints die under load and return: a clear 503 meanwhile, served within seconds of the return.
 #[tokio::test(flavor = "multi_thread")]
 async fn c16_all_gone_and_back() {
