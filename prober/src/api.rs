@@ -8,6 +8,7 @@ mod error;
 mod operations;
 mod signals;
 mod status;
+mod token;
 mod views;
 
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use axum::routing::{get, post, put};
 use axum::{Router, middleware};
 use utoipa::OpenApi;
 
-pub use auth::Token;
 pub use endpoints::Registration;
+pub use token::{Guard, Token};
 pub(crate) use views::word;
 
 use crate::service::Service;
@@ -57,7 +58,7 @@ const MAX_BODY: usize = 256 << 10;
 pub struct Document;
 
 /// All routes. With a token, everything under `/v1` needs it; for reports of filters, the one derived from it will do.
-pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
+pub fn router(service: Arc<Service>, guard: Option<Arc<Guard>>) -> Router {
     let decisions = get(decisions::list).post(decisions::take).layer(DefaultBodyLimit::max(decisions::MAX_BODY));
     let guarded = Router::new()
         .route("/v1/endpoints", get(endpoints::list).post(endpoints::register))
@@ -69,7 +70,7 @@ pub fn router(service: Arc<Service>, token: Option<Token>) -> Router {
         .route("/v1/envoys", get(status::envoys))
         .route("/v1/decisions", decisions)
         .route("/v1/signals", post(signals::exchange).layer(DefaultBodyLimit::max(signals::MAX_REPORT)))
-        .layer(middleware::from_fn_with_state(token.map(auth::Tokens::from).map(Arc::new), auth::check));
+        .layer(middleware::from_fn_with_state(guard, auth::check));
     Router::new()
         .merge(guarded)
         .route("/healthz", get(status::healthz))

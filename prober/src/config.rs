@@ -5,6 +5,7 @@
 //! Only what is not YAML ends the reading.
 
 mod checked;
+mod networks;
 mod raw;
 mod shape;
 mod signals;
@@ -18,9 +19,11 @@ use serde_yaml_ng::Value;
 use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
+use crate::api::Token;
 use crate::caps::Sizing;
 use crate::store::Place;
-pub(crate) use checked::is_one_host;
+use crate::tls;
+pub use networks::Networks;
 pub use signals::{Dcgm, Signals, Whose};
 
 /// A checked configuration.
@@ -30,8 +33,12 @@ pub struct Config {
     pub api_listen: SocketAddr,
     /// The file that holds the bearer token; required unless the API listens on loopback.
     pub token_file: Option<PathBuf>,
+    /// TLS of the REST API.
+    pub api_tls: Option<Tls>,
     /// Where xDS listens.
     pub xds_listen: SocketAddr,
+    /// TLS of xDS.
+    pub xds_tls: Option<Tls>,
     /// The filter module, as Envoy sees it.
     pub wasm: PathBuf,
     /// What the snapshot says of the filter.
@@ -46,10 +53,23 @@ pub struct Config {
     pub decisions_keep: usize,
     /// How to watch load.
     pub signals: Signals,
+    /// Where endpoints may be.
+    pub networks: Networks,
     /// Base URLs of Envoy admin interfaces, for the idle check.
     pub envoy_admin: Vec<String>,
     /// The pools.
     pub pools: Vec<Pool>,
+}
+
+/// The files of a listener's TLS, in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The certificate with its chain, the own one first.
+    pub cert_file: PathBuf,
+    /// Its private key.
+    pub key_file: PathBuf,
+    /// Authorities, one of which must have signed what clients show; `None`: they need not show anything.
+    pub client_ca_file: Option<PathBuf>,
 }
 
 /// How to probe.
@@ -214,10 +234,24 @@ impl Config {
         }
     }
 
+    /// What is risky about it, and yet may be meant.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let known = self.xds_tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some());
+        let open = !self.xds_listen.ip().is_loopback() && !known;
+        open.then(|| {
+            format!(
+                "xds.listen {} is not on loopback, and xds.tls.client_ca_file is not set: whoever reaches it is told everything \
+                 that Envoys are, the keys of engines and the token of their reports included",
+                self.xds_listen
+            )
+        })
+    }
+
     /// Reads and checks a file's content, and looks at the files that it names.
     #[must_use]
     pub fn check(yaml: &str) -> Report {
-        let (files, _, errors) = match read(yaml) {
+        let (files, config, errors) = match read(yaml) {
             Ok(read) => read,
             Err(error) => return Report { errors: vec![error.to_string()], ..Report::default() },
         };
@@ -231,9 +265,15 @@ impl Config {
         {
             report.errors.push(wrong("store.path", store, "a file in a directory that exists"));
         }
-        if let Some(token) = files.token.as_deref().filter(|token| !token.is_file()) {
-            report.errors.push(wrong("api.token_file", token, "a file that exists"));
+        if let Some(Err(error)) = files.token.as_deref().map(Token::read) {
+            report.errors.push(error.to_string());
         }
+        for (field, tls) in [("api.tls", &files.api_tls), ("xds.tls", &files.xds_tls)] {
+            if let Some(Err(error)) = tls.as_ref().map(|tls| tls::Terminator::read(field, tls, b"")) {
+                report.errors.push(error.to_string());
+            }
+        }
+        report.warnings.extend(config.as_ref().and_then(Config::warning));
         if !files.wasm.is_file() {
             // Envoy opens it, perhaps in another container.
             report.warnings.push(wrong("filter.wasm", &files.wasm, "a file that exists, unless only Envoy sees it"));
@@ -248,6 +288,8 @@ struct Files {
     /// `None` where the store is no file.
     store: Option<PathBuf>,
     token: Option<PathBuf>,
+    api_tls: Option<Tls>,
+    xds_tls: Option<Tls>,
 }
 
 /// What a file says, as far as it can be read, and everything that is wrong with it, each thing once.
@@ -255,8 +297,13 @@ fn read(yaml: &str) -> Result<(Files, Option<Config>, Vec<FieldError>), serde_ya
     let mut file: Value = serde_yaml_ng::from_str(yaml)?;
     let mut errors = shape::tidy(&mut file);
     let raw: raw::Config = serde_yaml_ng::from_value(file)?;
-    let store = raw.store.redis.is_none().then(|| raw.store.file());
-    let files = Files { wasm: raw.filter.wasm.clone(), store, token: raw.api.token_file.clone() };
+    let files = Files {
+        wasm: raw.filter.wasm.clone(),
+        store: raw.store.redis.is_none().then(|| raw.store.file()),
+        token: raw.api.token_file.clone(),
+        api_tls: raw.api.tls.as_ref().map(Into::into),
+        xds_tls: raw.xds.tls.as_ref().map(Into::into),
+    };
     let (config, found) = checked::checked(raw);
     // What only stands in for something wrong may be wrong itself.
     let shape = errors.len();

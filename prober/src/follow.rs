@@ -49,7 +49,7 @@ async fn take_in(service: &Service, news: &BTreeSet<Key>) {
     let registered: Vec<(&String, Option<Registration>)> =
         of(Table::Registrations).map(|id| (id, service.store.get(Table::Registrations, id))).collect();
     let wanted: Vec<&Registration> = registered.iter().filter_map(|(_, registration)| registration.as_ref()).collect();
-    let addresses = registrations::resolved(&wanted).await;
+    let addresses = registrations::resolved(&wanted, &service.config.networks).await;
     // A change wakes whoever waits for one, and ends in reports to other probers. What these say of themselves is none: two
     // probers would keep each other awake.
     if news.iter().any(|(table, _)| !matches!(table, Table::Peers | Table::Demands)) {

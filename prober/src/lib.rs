@@ -11,7 +11,8 @@
 //! - [`store`]: what survives a restart, and what several probers share; [`follow`], [`peers`]: the other probers.
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
-//! - [`api`], [`metrics`]: for people and machines.
+//! - [`api`], [`metrics`]: for people and machines; [`serve`], [`tls`]: their connections.
+//! - [`reload`]: files that may change meanwhile.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod api;
@@ -29,9 +30,12 @@ pub mod peers;
 pub mod probe;
 pub mod registrations;
 pub mod registry;
+pub mod reload;
 pub mod scheduler;
+pub mod serve;
 pub mod service;
 pub mod store;
+pub mod tls;
 pub mod watch;
 
 use std::net::SocketAddr;
@@ -41,6 +45,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use weighbridge_xds::{FilterSource, XdsError, XdsServer};
 
@@ -121,9 +126,17 @@ impl Running {
 /// # Errors
 /// When an address cannot be bound, the store cannot be opened, or the token file cannot be read.
 pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<Running> {
-    let token = config.token_file.as_deref().map(api::Token::read).transpose()?;
+    let guard = config.token_file.as_deref().map(api::Guard::read).transpose()?.map(Arc::new);
+    let tls = |field, files: &Option<config::Tls>, alpn| {
+        files.as_ref().map(|files| tls::Terminator::read(field, files, alpn)).transpose()
+    };
+    let api_tls = tls("api.tls", &config.api_tls, b"http/1.1")?.map(Arc::new);
+    let xds_tls = tls("xds.tls", &config.xds_tls, b"h2")?.map(Arc::new);
+    if let Some(warning) = config.warning() {
+        tracing::warn!("{warning}");
+    }
     let mut config = config;
-    config.filter.reports_token = token.as_ref().map(api::Token::for_reports).unwrap_or_default();
+    config.filter.reports_token = guard.as_ref().map(|guard| guard.for_reports()).unwrap_or_default();
     let store = Store::open(&config.store).await?;
     match store.prune(service::now_ms()) {
         0 => {}
@@ -135,7 +148,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     let service = Service::new(config, xds.clone(), store.clone(), memory)?;
     let store_shutdown = CancellationToken::new();
     // A prober that does not come up gives the lease back, too.
-    let guard = store_shutdown.clone().drop_guard();
+    let store_guard = store_shutdown.clone().drop_guard();
     let stop = store_shutdown.clone();
     let store_task = tokio::spawn(async move { store.run(stop).await });
     follow::hear_of_the_lease(&service);
@@ -160,20 +173,36 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
         start(&mut tasks, watch::gpus(Arc::clone(&service), url, shutdown.clone()));
     }
     start(&mut tasks, watch::averages(Arc::clone(&service), shutdown.clone()));
+    let mut files: Vec<Arc<dyn reload::Reload>> = Vec::new();
+    files.extend(guard.clone().map(|guard| guard as _));
+    for terminator in api_tls.iter().chain(&xds_tls) {
+        files.push(Arc::clone(terminator) as _);
+    }
+    service.note_tls(api_tls.iter().chain(&xds_tls).cloned().collect());
+    start(&mut tasks, reload::run(Arc::clone(&service), files, shutdown.clone()));
     start(&mut tasks, stay_above(Arc::clone(&service), shutdown.clone()));
     let xds_shutdown = CancellationToken::new();
     let (serving, stop) = (xds.clone(), xds_shutdown.clone());
-    let xds_task = tokio::spawn(async move { serving.serve(xds_listener, stop).await });
-    let router = api::router(Arc::clone(&service), token);
-    let stop = shutdown.clone();
-    tasks.spawn(async move {
-        let serve = axum::serve(api_listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
-        tokio::select! {
-            done = async { serve.await } => done.context("the REST API"),
-            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
+    let xds_task = tokio::spawn(async move {
+        match xds_tls {
+            None => serving.serve(xds_listener, stop).await,
+            Some(tls) => {
+                let incoming = ReceiverStream::new(tls::incoming(xds_listener, tls, stop.clone()));
+                serving.serve_secured(incoming, stop).await
+            }
         }
     });
-    guard.disarm();
+    let router = api::router(Arc::clone(&service), guard.clone());
+    let stop = shutdown.clone();
+    tasks.spawn(async move {
+        let serve = serve::run(api_listener, router, api_tls, serve::Bounds::default(), stop.clone());
+        tokio::select! {
+            () = serve => {}
+            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => {}
+        }
+        Ok(())
+    });
+    store_guard.disarm();
     Ok(Running { api, xds: xds_address, service, tasks, shutdown, xds_task, xds_shutdown, store_task, store_shutdown })
 }
 

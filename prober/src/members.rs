@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use weighbridge_routing::snapshot::is_id;
 
-use crate::config;
+use crate::config::{self, Networks};
 use crate::registrations;
 use crate::registry::Origin;
 use crate::service::{Service, now_ms};
@@ -21,6 +21,8 @@ use crate::watch;
 
 /// How often names are resolved.
 const RESOLVE: Duration = Duration::from_secs(10);
+/// The most alarms of members.
+const MAX_ALARMS: usize = 32;
 /// How often leaving endpoints are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long Envoys may take to hear that an endpoint drains.
@@ -68,28 +70,74 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
 pub async fn resolve_all(service: &Service) {
     for pool in &service.config.pools {
         for written in &pool.endpoints {
-            match resolve(&written.address).await {
-                Ok(addresses) => take_over(service, &pool.wire.name, written, &addresses),
-                Err(why) => {
-                    tracing::warn!(endpoint = written.id, address = written.address, why, "not resolved");
-                    service.note(|registry| {
-                        let alarm = format!("{}: {} cannot be resolved: {why}", written.id, written.address);
-                        if !registry.alarms.contains(&alarm) && registry.alarms.len() < 32 {
-                            registry.alarms.push(alarm);
-                        }
-                    });
+            let mut wrong = Vec::new();
+            match resolve(&written.address, &service.config.networks).await {
+                Ok(Resolved { permitted, refused }) => {
+                    wrong.extend(refused);
+                    if !permitted.is_empty() {
+                        wrong.extend(take_over(service, &pool.wire.name, written, &permitted));
+                    }
                 }
+                Err(why) => wrong.push(format!("it does not resolve: {why}")),
             }
+            alarm(service, written, &wrong);
         }
     }
     registrations::take_up_missing(service).await;
+}
+
+/// Says what is wrong with an address of the file now, and no longer what was wrong with it before.
+fn alarm(service: &Service, written: &config::Endpoint, wrong: &[String]) {
+    let of_it = format!("{}: {}: ", written.id, written.address);
+    service.note(|registry| {
+        let before = registry.alarms.extract_if(.., |alarm| alarm.starts_with(&of_it)).collect::<Vec<_>>();
+        for why in wrong {
+            let alarm = format!("{of_it}{why}");
+            if !before.contains(&alarm) {
+                tracing::warn!(endpoint = written.id, address = written.address, why, "not taken over from the file");
+            }
+            if registry.alarms.len() < MAX_ALARMS {
+                registry.alarms.push(alarm);
+            }
+        }
+    });
+}
+
+/// What `host:port` stands for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// Where endpoints may be, in order.
+    pub permitted: Vec<SocketAddr>,
+    /// Why none may be at the others, a sentence each.
+    pub refused: Vec<String>,
+}
+
+impl Resolved {
+    /// The first address, when endpoints may be at all of them: a name that leads anywhere else cannot be trusted.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn only(self) -> Result<SocketAddr, String> {
+        match (self.refused.into_iter().next(), self.permitted.first()) {
+            (Some(why), _) => Err(why),
+            (None, Some(address)) => Ok(*address),
+            (None, None) => Err("no address".into()),
+        }
+    }
 }
 
 /// Every address that `host:port` stands for.
 ///
 /// # Errors
 /// Why there is none, in words.
-pub async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
+pub async fn resolve(address: &str, networks: &Networks) -> Result<Resolved, String> {
+    let found = look_up(address).await?;
+    let (permitted, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|address| networks.permit(*address));
+    let refused = others.iter().map(|address| format!("it is {address}: expected {}", networks.expected()));
+    Ok(Resolved { permitted, refused: refused.collect() })
+}
+
+async fn look_up(address: &str) -> Result<Vec<SocketAddr>, String> {
     if let Ok(address) = address.parse() {
         return Ok(vec![address]);
     }
@@ -102,7 +150,8 @@ pub async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
     if found.is_empty() { Err("no address".into()) } else { Ok(found) }
 }
 
-fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresses: &[SocketAddr]) {
+/// Makes the registry have an endpoint at each address, and no other of this origin. Returns what is refused, and why.
+fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresses: &[SocketAddr]) -> Vec<String> {
     let several = addresses.len() > 1;
     let wanted: HashMap<String, SocketAddr> = addresses
         .iter()
@@ -111,15 +160,8 @@ fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresse
         .collect();
     let origin = Origin::File(written.id.clone());
     let now = now_ms();
+    let mut refused = Vec::new();
     service.change(|registry| {
-        registry.alarms.retain(|alarm| !alarm.starts_with(&format!("{}: {} cannot", written.id, written.address)));
-        for (id, address) in &wanted {
-            let node = if written.node == written.id { id.clone() } else { written.node.clone() };
-            let endpoint = config::Endpoint { id: id.clone(), node, ..written.clone() };
-            if let Err(error) = registry.register(pool, endpoint, *address, origin.clone()) {
-                tracing::error!(endpoint = id, %error, "not taken over from the file");
-            }
-        }
         let stale: Vec<String> = registry
             .endpoints()
             .iter()
@@ -131,8 +173,17 @@ fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresse
                 endpoint.leaving_at_ms.get_or_insert(now + LEAVE_MS);
             }
         }
+        // After those that leave: an address may only have got another id.
+        for (id, address) in &wanted {
+            let node = if written.node == written.id { id.clone() } else { written.node.clone() };
+            let endpoint = config::Endpoint { id: id.clone(), node, ..written.clone() };
+            if let Err(error) = registry.register(pool, endpoint, *address, origin.clone()) {
+                refused.push(format!("{id} is not taken over: {error}"));
+            }
+        }
     });
     service.members.notify_one();
+    refused
 }
 
 /// `<id>-<ip with dashes>-<port>`.
@@ -184,9 +235,13 @@ mod tests {
 
     #[tokio::test]
     async fn addresses_resolve_and_get_ids() {
-        assert_eq!(resolve("10.0.0.1:80").await.unwrap(), ["10.0.0.1:80".parse().unwrap()]);
-        assert!(resolve("localhost:80").await.unwrap().iter().all(|address| address.ip().is_loopback()));
-        assert!(resolve("no-such-host.invalid:80").await.is_err());
+        let everywhere = Networks::default();
+        let only = async |address: &str| resolve(address, &everywhere).await.and_then(Resolved::only);
+        assert_eq!(only("10.0.0.1:80").await, Ok("10.0.0.1:80".parse().unwrap()));
+        let local = resolve("localhost:80", &everywhere).await.unwrap();
+        assert!(!local.permitted.is_empty() && local.permitted.iter().all(|address| address.ip().is_loopback()));
+        assert!(only("no-such-host.invalid:80").await.is_err());
+        assert!(only("169.254.169.254:80").await.unwrap_err().contains("169.254.0.0/16"));
         assert_eq!(id_of("vllm", "10.0.0.1:80".parse().unwrap()), "vllm-10-0-0-1-80");
         assert!(is_id(&id_of("vllm", "[fe80::1]:80".parse().unwrap())));
     }

@@ -72,6 +72,22 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     ] {
         decisions.get_or_create(&vec![("result", result.to_owned())]).inc_by(count);
     }
+    let reloads = Family::<Labels, Counter>::default();
+    metrics.register("reloads", "Files that were read again, by result: changed, or began to fail", reloads.clone());
+    for (field, count) in service.reloads.counts() {
+        for (result, count) in [("changed", count.changed), ("failed", count.failed)] {
+            reloads.get_or_create(&vec![("file", field.clone()), ("result", result.to_owned())]).inc_by(count);
+        }
+    }
+    let refused = Family::<Labels, Counter>::default();
+    metrics.register(
+        "tls_refused",
+        "Handshakes of clients that have failed, since the prober started",
+        refused.clone(),
+    );
+    for (listener, count) in service.refused_handshakes() {
+        refused.get_or_create(&vec![("listener", listener.to_owned())]).inc_by(count);
+    }
     let nacks = Counter::<u64>::default();
     metrics.register("nacks", "Configurations that Envoys have refused, since the prober started", nacks.clone());
     nacks.inc_by(service.xds.nacks());

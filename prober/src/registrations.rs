@@ -11,6 +11,7 @@ use futures::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
 use crate::api::Registration;
+use crate::config::Networks;
 use crate::members;
 use crate::registry::{Origin, Registry};
 use crate::service::Service;
@@ -20,20 +21,23 @@ use crate::store::Table;
 const RESOLVE: Duration = Duration::from_secs(2);
 
 /// The addresses of those whose names resolve, by endpoint.
-pub async fn resolved(registrations: &[&Registration]) -> HashMap<String, SocketAddr> {
-    resolved_by(registrations, |address| async move { members::resolve(&address).await }).await
+pub async fn resolved(registrations: &[&Registration], networks: &Networks) -> HashMap<String, SocketAddr> {
+    resolved_by(registrations, |address| async move {
+        members::resolve(&address, networks).await.and_then(members::Resolved::only)
+    })
+    .await
 }
 
 async fn resolved_by<F>(registrations: &[&Registration], resolve: impl Fn(String) -> F) -> HashMap<String, SocketAddr>
 where
-    F: Future<Output = Result<Vec<SocketAddr>, String>>,
+    F: Future<Output = Result<SocketAddr, String>>,
 {
     let deadline = Instant::now() + RESOLVE;
     let each = registrations.iter().map(|registration| {
-        let (id, address, addresses) = (&registration.id, &registration.address, resolve(registration.address.clone()));
+        let (id, address, resolving) = (&registration.id, &registration.address, resolve(registration.address.clone()));
         async move {
-            let why = match timeout_at(deadline, addresses).await {
-                Ok(Ok(addresses)) => return Some((id.clone(), *addresses.first()?)),
+            let why = match timeout_at(deadline, resolving).await {
+                Ok(Ok(address)) => return Some((id.clone(), address)),
                 Ok(Err(why)) => why,
                 Err(_) => "no answer".to_owned(),
             };
@@ -56,7 +60,7 @@ pub async fn take_up_missing(service: &Service) {
     if missing.is_empty() {
         return;
     }
-    let addresses = resolved(&missing).await;
+    let addresses = resolved(&missing, &service.config.networks).await;
     if addresses.is_empty() {
         return;
     }
@@ -110,7 +114,7 @@ mod tests {
                     "wrong:80" => Err("no such host".into()),
                     _ => {
                         barrier.wait().await;
-                        Ok(vec!["10.0.0.1:80".parse().unwrap(), "10.0.0.2:80".parse().unwrap()])
+                        Ok("10.0.0.1:80".parse().unwrap())
                     }
                 }
             }

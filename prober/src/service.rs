@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,9 @@ use crate::engine::Client;
 use crate::envoy_admin::Admins;
 use crate::peers::Peers;
 use crate::registry::{Memory, ProbeRecord, Registry};
+use crate::reload::Reloads;
 use crate::store::{Change, Store, Stored, Table};
+use crate::tls::Terminator;
 
 /// A probe that somebody asked for.
 #[derive(Debug)]
@@ -80,6 +82,9 @@ pub struct Service {
     busy: Mutex<HashSet<SocketAddr>>,
     /// Held from a change that is to be stored until it is, so that disk and registry agree on which came last.
     pub order: tokio::sync::Mutex<()>,
+    /// What has come of reading files again.
+    pub reloads: Reloads,
+    terminators: OnceLock<Vec<Arc<Terminator>>>,
     /// Wakes the schedulers.
     pub wake: Notify,
     /// Wakes the task that starts watching new endpoints.
@@ -105,10 +110,25 @@ impl Service {
             bursts: AtomicU64::new(0),
             busy: Mutex::new(HashSet::new()),
             order: tokio::sync::Mutex::new(()),
+            reloads: Reloads::default(),
+            terminators: OnceLock::new(),
             wake: Notify::new(),
             members: Notify::new(),
             config,
         }))
+    }
+
+    /// Whose refusals the metrics count.
+    pub fn note_tls(&self, terminators: Vec<Arc<Terminator>>) {
+        // Said once, at the start.
+        let _ = self.terminators.set(terminators);
+    }
+
+    /// Handshakes that have failed, by listener.
+    #[must_use]
+    pub fn refused_handshakes(&self) -> Vec<(&'static str, u64)> {
+        let all = self.terminators.get().into_iter().flatten();
+        all.map(|terminator| (terminator.name(), terminator.refused())).collect()
     }
 
     /// Looks at the fleet.
@@ -152,6 +172,7 @@ impl Service {
     #[must_use]
     pub fn alarms(&self) -> Vec<String> {
         let mut alarms = self.store.alarms();
+        alarms.extend(self.reloads.alarms());
         alarms.extend(self.read(|registry| registry.alarms.clone()));
         alarms
     }

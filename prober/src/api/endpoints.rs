@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 
 use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
-use crate::config::{self, is_one_host};
-use crate::members::{LEAVE_MS, resolve};
+use crate::config;
+use crate::members::{LEAVE_MS, Resolved, resolve};
 use crate::registry::{Origin, Registered, RegistryError};
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Stored, Table};
@@ -24,7 +24,7 @@ pub struct Registration {
     pub pool: String,
     /// `[A-Za-z0-9_-]{1,64}`
     pub id: String,
-    /// `host:port`; a name must resolve, and its first address counts.
+    /// `host:port`; a name must resolve to permitted addresses, of which the first counts.
     pub address: String,
     /// The machine; the id when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,18 +91,13 @@ pub(super) async fn register(
         return Err(ApiError::field(error));
     }
     let id = written.id.clone();
-    let resolved = resolve(&written.address).await;
-    let address = resolved.and_then(|addresses| addresses.first().copied().ok_or_else(|| "no address".to_owned()));
-    let address = address.map_err(|why| {
-        let message = format!("address is {:?}: expected a host whose name resolves ({why})", written.address);
-        ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
-    })?;
+    let address =
+        resolve(&written.address, &service.config.networks).await.and_then(Resolved::only).map_err(|why| {
+            let message = format!("address is {:?}: expected a host whose name resolves ({why})", written.address);
+            ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message)
+        })?;
     let known_from_file =
         service.read(|registry| registry.get(&id).is_ok_and(|endpoint| matches!(endpoint.origin, Origin::File(_))));
-    if !is_one_host(address) {
-        let message = format!("address is {:?}: expected the address of an engine", written.address);
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
-    }
     let _order = service.order.lock().await;
     let registered = service.change(|registry| {
         let origin = match registry.get(&id) {

@@ -58,9 +58,10 @@ impl From<RegistryError> for ApiError {
     fn from(error: RegistryError) -> Self {
         let (status, code) = match &error {
             RegistryError::NoEndpoint(_) => (StatusCode::NOT_FOUND, "no_endpoint"),
-            RegistryError::NoPool(_) => (StatusCode::BAD_REQUEST, "invalid_field"),
+            RegistryError::NoPool(_) | RegistryError::Outside { .. } => (StatusCode::BAD_REQUEST, "invalid_field"),
             RegistryError::FromFile(_) => (StatusCode::CONFLICT, "from_file"),
             RegistryError::OtherPool(_) => (StatusCode::CONFLICT, "id_taken"),
+            RegistryError::SameAddress { .. } => (StatusCode::CONFLICT, "address_taken"),
             RegistryError::TooMany(_) => (StatusCode::CONFLICT, "too_many"),
         };
         ApiError::new(status, code, error.to_string())

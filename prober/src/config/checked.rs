@@ -9,8 +9,9 @@ use weighbridge_routing::snapshot::admission::MAX_WAIT_MS;
 use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
 use weighbridge_routing::weight::{Clamp, Weight};
 
+use super::networks::networks;
 use super::signals::signals;
-use super::{Config, Endpoint, FieldError, Health, Pool, Probe, Stands, raw};
+use super::{Config, Endpoint, FieldError, Health, Networks, Pool, Probe, Stands, Tls, raw};
 use crate::caps::Sizing;
 use crate::store::redis::redacted;
 use crate::store::{Place, RedisUrl};
@@ -20,6 +21,11 @@ use crate::store::{Place, RedisUrl};
 pub(super) struct Check(Vec<FieldError>);
 
 impl Check {
+    #[cfg(test)]
+    pub(super) fn into_errors(self) -> Vec<FieldError> {
+        self.0
+    }
+
     pub(super) fn that(
         &mut self,
         ok: bool,
@@ -98,13 +104,17 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     };
     check.that(!raw.pools.is_empty(), "pools", "[]", "at least one pool");
     let mut ids = HashSet::new();
-    let pools = raw.pools.into_iter().enumerate().map(|(nth, raw)| pool(nth, raw, &mut ids, check)).collect::<Vec<_>>();
+    let networks = networks(raw.networks, check);
+    let pools = raw.pools.into_iter().enumerate();
+    let pools = pools.map(|(nth, raw)| pool(nth, raw, &networks, &mut ids, check)).collect::<Vec<_>>();
     between_pools(&pools, check);
     as_the_filter_sees_it(&filter, &pools, check);
     Some(Config {
         api_listen,
         token_file: raw.api.token_file,
+        api_tls: raw.api.tls.as_ref().map(Into::into),
         xds_listen: raw.xds.listen,
+        xds_tls: raw.xds.tls.as_ref().map(Into::into),
         wasm: raw.filter.wasm,
         filter,
         store,
@@ -112,9 +122,17 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         health,
         decisions_keep: raw.decisions.keep as usize,
         signals,
+        networks,
         envoy_admin: raw.envoy_admin.iter().map(|url| url.trim_end_matches('/').to_owned()).collect(),
         pools,
     })
+}
+
+impl From<&raw::Tls> for Tls {
+    fn from(raw: &raw::Tls) -> Self {
+        let raw::Tls { cert_file, key_file, client_ca_file } = raw;
+        Tls { cert_file: cert_file.clone(), key_file: key_file.clone(), client_ca_file: client_ca_file.clone() }
+    }
 }
 
 fn store(raw: &raw::Store, check: &mut Check) -> Place {
@@ -166,7 +184,7 @@ fn probe(raw: &raw::Probe, check: &mut Check) -> Option<Probe> {
     })
 }
 
-fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check) -> Pool {
+fn pool(nth: usize, raw: raw::Pool, networks: &Networks, ids: &mut HashSet<String>, check: &mut Check) -> Pool {
     let field = |name: &str| format!("pools[{nth}].{name}");
     check.that(is_id(&raw.name), field("name"), &raw.name, "1 to 64 of A-Z a-z 0-9 _ -");
     // A pool is an Envoy cluster of this name, and Envoy passes over one that is called like a static cluster.
@@ -198,8 +216,12 @@ fn pool(nth: usize, raw: raw::Pool, ids: &mut HashSet<String>, check: &mut Check
         check.0.extend(endpoint.check(&format!("{place}.")));
         check.that(ids.insert(endpoint.id.clone()), format!("{place}.id"), &endpoint.id, "an id that is used once");
         let expected = "an address that no other endpoint of the pool has";
-        let new = addresses.insert(endpoint.address.clone());
+        let address = endpoint.address.parse::<SocketAddr>().ok();
+        let new = addresses.insert(address.map_or_else(|| endpoint.address.clone(), |address| address.to_string()));
         check.that(new, format!("{place}.address"), &endpoint.address, expected);
+        // What is not even one host's has been refused already; names are looked at as they resolve.
+        let permitted = address.is_none_or(|address| !is_one_host(address) || networks.permit(address));
+        check.that(permitted, format!("{place}.address"), &endpoint.address, networks.expected());
         endpoints.push(endpoint);
     }
     let sizing = Sizing { mode: raw.admission.cap, min_tps: raw.admission.min_tps };
@@ -434,7 +456,7 @@ impl Endpoint {
 }
 
 /// Whether something can listen there that can be reached from elsewhere by that address alone.
-pub(crate) fn is_one_host(address: SocketAddr) -> bool {
+pub(super) fn is_one_host(address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
     let scoped = matches!(address, SocketAddr::V6(address) if address.scope_id() != 0);
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());

@@ -30,6 +30,8 @@ pub(super) struct Config {
     #[serde(default)]
     pub(super) decisions: Decisions,
     #[serde(default)]
+    pub(super) networks: Option<Vec<String>>,
+    #[serde(default)]
     pub(super) envoy_admin: Vec<String>,
     #[serde(default)]
     pub(super) pools: Vec<Pool>,
@@ -40,11 +42,20 @@ pub(super) struct Config {
 pub(super) struct Api {
     pub(super) listen: SocketAddr,
     pub(super) token_file: Option<PathBuf>,
+    pub(super) tls: Option<Tls>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tls {
+    pub(super) cert_file: PathBuf,
+    pub(super) key_file: PathBuf,
+    pub(super) client_ca_file: Option<PathBuf>,
 }
 
 impl Default for Api {
     fn default() -> Self {
-        Api { listen: SocketAddr::from(([127, 0, 0, 1], 7070)), token_file: None }
+        Api { listen: SocketAddr::from(([127, 0, 0, 1], 7070)), token_file: None, tls: None }
     }
 }
 
@@ -52,11 +63,12 @@ impl Default for Api {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Xds {
     pub(super) listen: SocketAddr,
+    pub(super) tls: Option<Tls>,
 }
 
 impl Default for Xds {
     fn default() -> Self {
-        Xds { listen: SocketAddr::from(([127, 0, 0, 1], 7071)) }
+        Xds { listen: SocketAddr::from(([127, 0, 0, 1], 7071)), tls: None }
     }
 }
 

@@ -45,8 +45,8 @@ const fn required(name: &'static str, kind: Kind) -> Field {
 
 /// A configuration file.
 static FILE: Kind = Kind::Section(&[
-    field("api", Kind::Section(&[field("listen", Kind::Listen), field("token_file", Kind::Text)])),
-    field("xds", Kind::Section(&[field("listen", Kind::Listen)])),
+    field("api", Kind::Section(&[field("listen", Kind::Listen), field("token_file", Kind::Text), field("tls", TLS)])),
+    field("xds", Kind::Section(&[field("listen", Kind::Listen), field("tls", TLS)])),
     field(
         "filter",
         Kind::Section(&[
@@ -88,8 +88,15 @@ static FILE: Kind = Kind::Section(&[
             field("dcgm", Kind::List(&DCGM)),
         ]),
     ),
+    field("networks", Kind::List(&Kind::Text)),
     field("envoy_admin", Kind::List(&Kind::Text)),
     field("pools", Kind::List(&POOL)),
+]);
+
+const TLS: Kind = Kind::Section(&[
+    required("cert_file", Kind::Text),
+    required("key_file", Kind::Text),
+    field("client_ca_file", Kind::Text),
 ]);
 
 static POOL: Kind = Kind::Section(&[

@@ -143,13 +143,14 @@ fn errors(yaml: &str) -> Vec<String> {
 fn every_field_can_be_written() {
     let config = Config::parse(
         r#"
-api: {listen: "127.0.0.1:0", token_file: t}
-xds: {listen: "127.0.0.1:0"}
+api: {listen: "127.0.0.1:0", token_file: t, tls: {cert_file: c, key_file: k}}
+xds: {listen: "127.0.0.1:0", tls: {cert_file: c, key_file: k, client_ca_file: a}}
 filter: {wasm: w, max_body: 4096, client_headers: [priority, max-wait, explain], prefix_bytes: 0}
 store: {path: s, redis: null}
 probe: {concurrency: 1, tokens: 2, prefill_tokens: 64, interval: 1h, keep: 2h, timeout: 3s, sweep_max: 8, clamp: [1, 2.5]}
 health: {interval: 1s, timeout: 1s, unhealthy_after: 1, healthy_after: 2}
 signals: {interval: 1s}
+networks: [10.0.0.0/8, "fd00::/8"]
 envoy_admin: ["http://127.0.0.1:9901/"]
 pools:
 - name: p
@@ -169,6 +170,8 @@ pools:
     )
     .unwrap();
     assert_eq!((config.filter.max_body, config.filter.prefix_bytes, config.probe.prefill_tokens), (4096, 0, 64));
+    let ca = |tls: &Option<Tls>| tls.as_ref().unwrap().client_ca_file.clone();
+    assert_eq!((ca(&config.api_tls), ca(&config.xds_tls)), (None, Some("a".into())));
     assert_eq!(config.pools[0].sizing, Sizing { mode: Mode::Measured, min_tps: 12.5 });
     assert_eq!((config.probe.sweep_max, config.pools[0].endpoints[0].max_in_flight), (8, Some(3)));
     let pool = &config.pools[0].wire;
@@ -279,14 +282,16 @@ fn the_files_that_are_named_are_looked_at() {
         });
         Config::check(&file.to_string())
     };
-    for name in ["token", "module"] {
-        std::fs::write(dir.path().join(name), "x").unwrap();
+    for (name, content) in [("token", "0123456789abcdef"), ("short", "secret"), ("module", "x")] {
+        std::fs::write(dir.path().join(name), content).unwrap();
     }
     assert_eq!(report("new.redb", "token", "module"), Report::default());
     let bad = report("none/new.redb", "none", "none");
     assert_eq!((bad.errors.len(), bad.warnings.len()), (2, 1), "{bad:?}");
     assert!(bad.errors[0].starts_with("store.path is ") && bad.errors[1].starts_with("api.token_file is "), "{bad:?}");
     assert!(bad.warnings[0].starts_with("filter.wasm is "), "{bad:?}");
+    let short = report("new.redb", "short", "module").errors;
+    assert!(short.len() == 1 && short[0].contains("it has 6") && !short[0].contains("secret"), "{short:?}");
     // They are looked at, too, when something else is wrong.
     assert!(Config::check("store: {path: /no/such/directory/s.redb}").errors.len() == 2);
 }

@@ -45,7 +45,13 @@ impl Client {
     /// # Errors
     /// When the system does not let it.
     pub fn new() -> Result<Self, reqwest::Error> {
-        let http = reqwest::Client::builder().no_proxy().connect_timeout(Duration::from_secs(2)).build()?;
+        // An engine that leads us elsewhere would have us ask what we may not.
+        let to_nobody_else = reqwest::redirect::Policy::none();
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(to_nobody_else)
+            .connect_timeout(Duration::from_secs(2))
+            .build()?;
         Ok(Client { http })
     }
 

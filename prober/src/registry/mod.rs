@@ -74,6 +74,22 @@ pub enum RegistryError {
     /// Another pool has this id.
     #[error("id is {0:?}: expected an id that no endpoint of another pool has")]
     OtherPool(String),
+    /// Not where endpoints may be.
+    #[error("address is {address}: expected {expected}")]
+    Outside {
+        /// The address, resolved.
+        address: SocketAddr,
+        /// What is permitted.
+        expected: String,
+    },
+    /// Another endpoint of the pool is there: both would count for themselves what one engine does.
+    #[error("address is {address}: expected one that no other endpoint of the pool has; {other} has it")]
+    SameAddress {
+        /// The address, resolved.
+        address: SocketAddr,
+        /// Who has it.
+        other: String,
+    },
     /// Too many for one snapshot.
     #[error("pool {0} has 1024 endpoints already")]
     TooMany(String),
@@ -85,6 +101,7 @@ pub struct Registry {
     filter: wire::Filter,
     pools: Vec<config::Pool>,
     clamp: Clamp,
+    networks: config::Networks,
     endpoints: BTreeMap<String, Endpoint>,
     memory: Memory,
     published: Option<wire::Snapshot>,
@@ -140,6 +157,7 @@ impl Registry {
             filter: config.filter.clone(),
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
+            networks: config.networks.clone(),
             endpoints: BTreeMap::new(),
             memory,
             published: None,
@@ -180,6 +198,11 @@ impl Registry {
         self.endpoints.get_mut(id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
     }
 
+    /// Changes what filters show when they report.
+    pub fn set_reports_token(&mut self, token: String) {
+        self.filter.reports_token = token;
+    }
+
     /// What the engines of a pool call their model.
     #[must_use]
     pub fn served_model(&self, pool: &str) -> &str {
@@ -189,7 +212,8 @@ impl Registry {
     /// Adds an endpoint, or takes up one that comes back.
     ///
     /// # Errors
-    /// When there is no such pool, or the id belongs to another one or to the file.
+    /// When there is no such pool, no endpoint may be there or another one of the pool is, or the id belongs to another pool or to
+    /// the file.
     pub fn register(
         &mut self,
         pool: &str,
@@ -199,6 +223,16 @@ impl Registry {
     ) -> Result<Registered, RegistryError> {
         if !self.pools.iter().any(|known| known.wire.name == pool) {
             return Err(RegistryError::NoPool(pool.to_owned()));
+        }
+        if !self.networks.permit(address) {
+            return Err(RegistryError::Outside { address, expected: self.networks.expected() });
+        }
+        // One that leaves takes nothing new, so an engine may come back under another name.
+        let there = |endpoint: &Endpoint| {
+            endpoint.pool == pool && endpoint.address == address && endpoint.leaving_at_ms.is_none()
+        };
+        if let Some((other, _)) = self.endpoints.iter().find(|(id, endpoint)| **id != written.id && there(endpoint)) {
+            return Err(RegistryError::SameAddress { address, other: other.clone() });
         }
         if let Some(known) = self.endpoints.get_mut(&written.id) {
             if known.pool != pool {

@@ -98,7 +98,10 @@ impl Registry {
         // A version from the far future can only be a mistake, and following it would end at the largest number there is.
         let floor = if floor > now_ms.saturating_add(DAY_MS) { 0 } else { floor };
         let last = self.published.as_ref().map_or(0, |published| published.version);
-        let same = self.published.as_ref().is_some_and(|published| published.pools == pools);
+        let same = self
+            .published
+            .as_ref()
+            .is_some_and(|published| published.pools == pools && published.filter == self.filter);
         let content = match self.content {
             Some(content) if same => content,
             _ => Content::of(&self.filter, &pools),

@@ -18,6 +18,7 @@ pub mod server;
 pub mod stream;
 
 mod proto;
+mod secured;
 
 pub use registry::{EnvoyStatus, Nack, TypeStatus};
 pub use resource_type::ResourceType;

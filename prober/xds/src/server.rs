@@ -1,6 +1,7 @@
 //! The gRPC side: four services over one handle. Decisions are in [`crate::stream`], bookkeeping in
 //! [`crate::registry`]; this file moves messages.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,16 +20,19 @@ use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_se
 use envoy_types::pb::envoy::service::extension::v3::extension_config_discovery_service_server::{
     ExtensionConfigDiscoveryService, ExtensionConfigDiscoveryServiceServer,
 };
+use futures::StreamExt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 use tonic::{Request, Response, Status, Streaming};
 use weighbridge_routing::snapshot::wire;
 
 use crate::registry::{Entry, EnvoyStatus, Registry};
+use crate::secured::Secured;
 use crate::stream::{Scope, Stream};
 use crate::{FilterSource, ResourceError, ResourceSet, ResourceType};
 
@@ -158,6 +162,32 @@ impl XdsServer {
     /// # Errors
     /// When the transport fails.
     pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) -> Result<(), XdsError> {
+        self.serve_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown).await
+    }
+
+    /// The same on connections that somebody else has accepted, and secured.
+    ///
+    /// # Errors
+    /// When the transport fails.
+    pub async fn serve_secured<S>(
+        &self,
+        incoming: impl futures::Stream<Item = io::Result<S>> + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Result<(), XdsError>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        self.serve_on(incoming.map(|stream| stream.map(Secured)), shutdown).await
+    }
+
+    async fn serve_on<S>(
+        &self,
+        incoming: impl futures::Stream<Item = io::Result<S>> + Send + 'static,
+        shutdown: CancellationToken,
+    ) -> Result<(), XdsError>
+    where
+        S: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+    {
         let service = Arc::new(Service { shared: Arc::clone(&self.shared), shutdown: shutdown.clone() });
         let serving = Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
@@ -166,10 +196,7 @@ impl XdsServer {
             .add_service(ClusterDiscoveryServiceServer::from_arc(Arc::clone(&service)))
             .add_service(EndpointDiscoveryServiceServer::from_arc(Arc::clone(&service)))
             .add_service(ExtensionConfigDiscoveryServiceServer::from_arc(service))
-            .serve_with_incoming_shutdown(
-                TcpIncoming::from(listener).with_nodelay(Some(true)),
-                shutdown.clone().cancelled_owned(),
-            );
+            .serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());
         let deadline = async {
             shutdown.cancelled().await;
             tokio::time::sleep(DRAIN_DEADLINE).await;
