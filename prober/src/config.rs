@@ -7,6 +7,7 @@
 mod checked;
 mod networks;
 mod raw;
+mod reach;
 mod shape;
 mod signals;
 
@@ -21,9 +22,11 @@ use weighbridge_routing::weight::Clamp;
 
 use crate::api::Token;
 use crate::caps::Sizing;
+use crate::engine::access::{Access, May};
 use crate::store::Place;
 use crate::tls;
 pub use networks::Networks;
+pub use reach::{EngineTls, KeyPlace, Reach};
 pub use signals::{Dcgm, Signals, Whose};
 
 /// A checked configuration.
@@ -33,6 +36,8 @@ pub struct Config {
     pub api_listen: SocketAddr,
     /// The file that holds the bearer token; required unless the API listens on loopback.
     pub token_file: Option<PathBuf>,
+    /// Where files are that registrations may name.
+    pub key_dir: Option<PathBuf>,
     /// TLS of the REST API.
     pub api_tls: Option<Tls>,
     /// Where xDS listens.
@@ -134,6 +139,8 @@ pub struct Endpoint {
     pub context_window: Option<u32>,
     /// The most requests at once, when written.
     pub max_in_flight: Option<u32>,
+    /// TLS towards it, and its key.
+    pub reach: Reach,
 }
 
 /// One wrong value.
@@ -269,8 +276,24 @@ impl Config {
             report.errors.push(error.to_string());
         }
         for (field, tls) in [("api.tls", &files.api_tls), ("xds.tls", &files.xds_tls)] {
-            if let Some(Err(error)) = tls.as_ref().map(|tls| tls::Terminator::read(field, tls, b"")) {
+            // What is missing stands for itself as an empty name.
+            let told = report.errors.iter().any(|error| error.starts_with(field));
+            let tls = tls.as_ref().filter(|_| !told);
+            if let Some(Err(error)) = tls.map(|tls| tls::Terminator::read(field, tls, b"")) {
                 report.errors.push(error.to_string());
+            }
+        }
+        if let Some(directory) = files.key_dir.as_deref().filter(|directory| !directory.is_dir()) {
+            report.errors.push(wrong("api.key_dir", directory, "a directory that exists"));
+        }
+        let pools = config.iter().flat_map(|config| config.pools.iter().enumerate());
+        for (nth, (at, endpoint)) in
+            pools.flat_map(|(nth, pool)| pool.endpoints.iter().enumerate().map(move |of| (nth, of)))
+        {
+            if let Err(error) = Access::read(&endpoint.reach, &endpoint.address, May::NameAll) {
+                report.errors.push(
+                    FieldError { field: format!("pools[{nth}].endpoints[{at}].{}", error.field), ..error }.to_string(),
+                );
             }
         }
         report.warnings.extend(config.as_ref().and_then(Config::warning));
@@ -288,6 +311,7 @@ struct Files {
     /// `None` where the store is no file.
     store: Option<PathBuf>,
     token: Option<PathBuf>,
+    key_dir: Option<PathBuf>,
     api_tls: Option<Tls>,
     xds_tls: Option<Tls>,
 }
@@ -301,6 +325,7 @@ fn read(yaml: &str) -> Result<(Files, Option<Config>, Vec<FieldError>), serde_ya
         wasm: raw.filter.wasm.clone(),
         store: raw.store.redis.is_none().then(|| raw.store.file()),
         token: raw.api.token_file.clone(),
+        key_dir: raw.api.key_dir.clone(),
         api_tls: raw.api.tls.as_ref().map(Into::into),
         xds_tls: raw.xds.tls.as_ref().map(Into::into),
     };

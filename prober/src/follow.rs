@@ -62,7 +62,7 @@ async fn take_in(service: &Service, news: &BTreeSet<Key>) {
                     None => removed(registry, id, now),
                     Some(registration) => {
                         if let Some(address) = addresses.get(*id) {
-                            registrations::take_up(registry, registration.clone(), *address);
+                            registrations::take_up(service, registry, registration.clone(), *address);
                         }
                     }
                 }

@@ -12,7 +12,7 @@
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
 //! - [`api`], [`metrics`]: for people and machines; [`serve`], [`tls`]: their connections.
-//! - [`reload`]: files that may change meanwhile.
+//! - [`reload`]: files that may change meanwhile; [`keys`]: those of engines.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod api;
@@ -24,6 +24,7 @@ pub mod envoy_admin;
 pub mod exchange;
 pub mod explain;
 pub mod follow;
+pub mod keys;
 pub mod members;
 pub mod metrics;
 pub mod peers;
@@ -173,7 +174,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
         start(&mut tasks, watch::gpus(Arc::clone(&service), url, shutdown.clone()));
     }
     start(&mut tasks, watch::averages(Arc::clone(&service), shutdown.clone()));
-    let mut files: Vec<Arc<dyn reload::Reload>> = Vec::new();
+    let mut files: Vec<Arc<dyn reload::Reload>> = vec![Arc::new(keys::Keys)];
     files.extend(guard.clone().map(|guard| guard as _));
     for terminator in api_tls.iter().chain(&xds_tls) {
         files.push(Arc::clone(terminator) as _);

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use weighbridge_routing::snapshot::is_id;
 
 use crate::config::{self, Networks};
+use crate::engine::access::{Access, May};
 use crate::registrations;
 use crate::registry::Origin;
 use crate::service::{Service, now_ms};
@@ -71,11 +72,19 @@ pub async fn resolve_all(service: &Service) {
     for pool in &service.config.pools {
         for written in &pool.endpoints {
             let mut wrong = Vec::new();
+            let access = match Access::read(&written.reach, &written.address, May::NameAll) {
+                Ok(access) => Arc::new(access),
+                Err(error) => {
+                    // Whoever is there already is spoken to as before.
+                    alarm(service, written, &[error.to_string()]);
+                    continue;
+                }
+            };
             match resolve(&written.address, &service.config.networks).await {
                 Ok(Resolved { permitted, refused }) => {
                     wrong.extend(refused);
                     if !permitted.is_empty() {
-                        wrong.extend(take_over(service, &pool.wire.name, written, &permitted));
+                        wrong.extend(take_over(service, &pool.wire.name, written, &permitted, &access));
                     }
                 }
                 Err(why) => wrong.push(format!("it does not resolve: {why}")),
@@ -151,7 +160,13 @@ async fn look_up(address: &str) -> Result<Vec<SocketAddr>, String> {
 }
 
 /// Makes the registry have an endpoint at each address, and no other of this origin. Returns what is refused, and why.
-fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresses: &[SocketAddr]) -> Vec<String> {
+fn take_over(
+    service: &Service,
+    pool: &str,
+    written: &config::Endpoint,
+    addresses: &[SocketAddr],
+    access: &Arc<Access>,
+) -> Vec<String> {
     let several = addresses.len() > 1;
     let wanted: HashMap<String, SocketAddr> = addresses
         .iter()
@@ -177,7 +192,7 @@ fn take_over(service: &Service, pool: &str, written: &config::Endpoint, addresse
         for (id, address) in &wanted {
             let node = if written.node == written.id { id.clone() } else { written.node.clone() };
             let endpoint = config::Endpoint { id: id.clone(), node, ..written.clone() };
-            if let Err(error) = registry.register(pool, endpoint, *address, origin.clone()) {
+            if let Err(error) = service.admit(registry, pool, endpoint, *address, origin.clone(), access) {
                 refused.push(format!("{id} is not taken over: {error}"));
             }
         }

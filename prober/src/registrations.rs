@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -12,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::api::Registration;
 use crate::config::Networks;
+use crate::engine::access::Access;
 use crate::members;
 use crate::registry::{Origin, Registry};
 use crate::service::Service;
@@ -71,7 +73,7 @@ pub async fn take_up_missing(service: &Service) {
             let registration = service.store.get::<Registration>(Table::Registrations, &id);
             let same = registration.filter(|registration| all.get(&id) == Some(registration));
             if let Some(registration) = same.filter(|_| registry.get(&id).is_err()) {
-                take_up(registry, registration, address);
+                take_up(service, registry, registration, address);
             }
         }
     });
@@ -79,10 +81,17 @@ pub async fn take_up_missing(service: &Service) {
 }
 
 /// Takes up one whose name has resolved.
-pub fn take_up(registry: &mut Registry, registration: Registration, address: SocketAddr) {
+pub fn take_up(service: &Service, registry: &mut Registry, registration: Registration, address: SocketAddr) {
     let (pool, written) = registration.into_parts();
     let id = written.id.clone();
-    if let Err(error) = registry.register(&pool, written, address, Origin::Api) {
+    let access = match Access::read(&written.reach, &written.address, service.registrations_may()) {
+        Ok(access) => Arc::new(access),
+        Err(error) => {
+            tracing::warn!(endpoint = id, %error, "registered in the store, and cannot be spoken to from here");
+            return;
+        }
+    };
+    if let Err(error) = service.admit(registry, &pool, written, address, Origin::Api, &access) {
         tracing::warn!(endpoint = id, %error, "registered in the store, and refused here");
     }
 }

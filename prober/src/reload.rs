@@ -104,9 +104,6 @@ impl Reloads {
 
 /// Reads all of them again until `shutdown`.
 pub async fn run(service: Arc<Service>, files: Vec<Arc<dyn Reload>>, shutdown: CancellationToken) {
-    if files.is_empty() {
-        return shutdown.cancelled().await;
-    }
     let files: Arc<[_]> = files.into();
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use weighbridge_xds::XdsServer;
 
-use crate::config::Config;
+use crate::config::{Config, Endpoint};
 use crate::decisions::Decisions;
 use crate::engine::Client;
+use crate::engine::access::{Access, May};
 use crate::envoy_admin::Admins;
 use crate::peers::Peers;
-use crate::registry::{Memory, ProbeRecord, Registry};
+use crate::registry::{Memory, Origin, ProbeRecord, Registered, Registry, RegistryError};
 use crate::reload::Reloads;
 use crate::store::{Change, Store, Stored, Table};
 use crate::tls::Terminator;
@@ -118,6 +119,30 @@ impl Service {
         }))
     }
 
+    /// Which files and variables registrations may name.
+    #[must_use]
+    pub fn registrations_may(&self) -> May<'_> {
+        May::NameIn(self.config.key_dir.as_deref())
+    }
+
+    /// [`Registry::register`], and the endpoint is spoken to like this from now on.
+    ///
+    /// # Errors
+    /// When the registry refuses it.
+    pub fn admit(
+        &self,
+        registry: &mut Registry,
+        pool: &str,
+        written: Endpoint,
+        address: SocketAddr,
+        origin: Origin,
+        access: &Arc<Access>,
+    ) -> Result<Registered, RegistryError> {
+        let registered = registry.register(pool, written, address, origin)?;
+        self.engines.book().set(address, access);
+        Ok(registered)
+    }
+
     /// Whose refusals the metrics count.
     pub fn note_tls(&self, terminators: Vec<Arc<Terminator>>) {
         // Said once, at the start.
@@ -140,8 +165,10 @@ impl Service {
     pub fn change<T>(&self, change: impl FnOnce(&mut Registry) -> T) -> T {
         let mut registry = self.lock();
         let result = change(&mut registry);
+        let (upstreams, digest) = self.engines.book().for_envoys();
+        registry.told_beside(digest);
         if let Some(snapshot) = registry.snapshot(now_ms(), self.xds.highest_seen_version()) {
-            self.xds.publish(Arc::new(snapshot));
+            self.xds.publish_with(&snapshot, &upstreams);
         }
         // Under the lock: the newest version is to be the last one in the store.
         if let Some(Ok(change)) = registry.take_issued().map(|issued| Change::put(Table::Snapshot, "newest", &issued)) {

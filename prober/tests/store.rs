@@ -572,7 +572,8 @@ async fn a_registration_that_is_not_stored_yet_says_so() {
     let mut server = RedisServer::start().await.unwrap();
     let (running, shutdown) = prober(&server, json!([])).await;
     let register = async |id: &str| {
-        let body = json!({"pool": "p", "id": id, "address": "127.0.0.1:9"});
+        let port = if id == "a" { 9 } else { 11 };
+        let body = json!({"pool": "p", "id": id, "address": format!("127.0.0.1:{port}")});
         let url = format!("http://{}/v1/endpoints", running.api);
         reqwest::Client::new().post(url).json(&body).send().await.unwrap().status().as_u16()
     };

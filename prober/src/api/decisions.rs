@@ -21,6 +21,8 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 const MAX_RECORDS: usize = 1_000;
 /// The longest name of an Envoy, or of one of its VMs, in bytes.
 const MAX_ENVOY: usize = 256;
+/// The longest text in a query, in bytes.
+const MAX_QUERY: usize = 256;
 /// Refusals that are spelt out in one answer.
 const MAX_SHOWN: usize = 8;
 /// Records in an answer, unless `limit` says otherwise, and the most that it can say.
@@ -142,6 +144,17 @@ impl DecisionsQuery {
         let limit = self.limit.unwrap_or(DEFAULT_LIMIT);
         if !(1..=MAX_LIMIT).contains(&limit) {
             return Err(invalid(format!("limit is {limit}: expected 1 to {MAX_LIMIT}")));
+        }
+        let texts = [
+            ("pool", &self.pool),
+            ("endpoint", &self.endpoint),
+            ("since", &self.since),
+            ("request_id", &self.request_id),
+        ];
+        for (name, text) in texts {
+            if let Some(text) = text.as_ref().filter(|text| text.len() > MAX_QUERY) {
+                return Err(invalid(format!("{name} is {} bytes long: expected at most {MAX_QUERY}", text.len())));
+            }
         }
         if let Some(pool) = self.pool.as_ref().filter(|pool| !service.decisions.knows(pool)) {
             let pools: Vec<_> = service.config.pools.iter().map(|pool| pool.wire.name.as_str()).collect();

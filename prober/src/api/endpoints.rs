@@ -1,5 +1,6 @@
 //! `/v1/endpoints`: list, look, register, remove.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Json;
@@ -10,7 +11,8 @@ use utoipa::ToSchema;
 
 use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
-use crate::config;
+use crate::config::{self, EngineTls, Reach};
+use crate::engine::access::Access;
 use crate::members::{LEAVE_MS, Resolved, resolve};
 use crate::registry::{Origin, Registered, RegistryError};
 use crate::service::{Service, now_ms};
@@ -38,6 +40,16 @@ pub struct Registration {
     /// The most requests at once; measured, or by weight, when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,
+    /// TLS towards it; none when left out. Files are the prober's, in its `api.key_dir`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<EngineTls>,
+    /// A file with the key that it asks for, in the prober's `api.key_dir`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub api_key_file: Option<PathBuf>,
+    /// An environment variable of the prober with that key: `WEIGHBRIDGE_KEY_...`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_env: Option<String>,
 }
 
 impl Registration {
@@ -46,7 +58,8 @@ impl Registration {
     pub fn into_parts(self) -> (String, config::Endpoint) {
         let node = self.node.unwrap_or_else(|| self.id.clone());
         let Registration { pool, id, address, launch_args, context_window, max_in_flight, .. } = self;
-        (pool, config::Endpoint { id, address, node, launch_args, context_window, max_in_flight })
+        let reach = Reach::new(self.tls, self.api_key_file, self.api_key_env);
+        (pool, config::Endpoint { id, address, node, launch_args, context_window, max_in_flight, reach })
     }
 }
 
@@ -90,6 +103,12 @@ pub(super) async fn register(
     if let Some(error) = written.check("").first() {
         return Err(ApiError::field(error));
     }
+    if registration.api_key_file.is_some() && registration.api_key_env.is_some() {
+        let message = "api_key_env is set beside api_key_file: expected one of them";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
+    }
+    let access = Access::read(&written.reach, &written.address, service.registrations_may());
+    let access = Arc::new(access.map_err(|error| ApiError::field(&error))?);
     let id = written.id.clone();
     let address =
         resolve(&written.address, &service.config.networks).await.and_then(Resolved::only).map_err(|why| {
@@ -105,7 +124,7 @@ pub(super) async fn register(
             Ok(known) if known.written == written => known.origin.clone(),
             _ => Origin::Api,
         };
-        registry.register(&pool, written, address, origin)
+        service.admit(registry, &pool, written, address, origin, &access)
     })?;
     service.members.notify_one();
     let stored = if known_from_file {

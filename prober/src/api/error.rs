@@ -1,5 +1,7 @@
 //! Errors as answers.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -14,6 +16,9 @@ use utoipa::ToSchema;
 use crate::config::FieldError;
 use crate::registry::RegistryError;
 use crate::store::StoreError;
+
+/// How long a body may take, from its first byte to its last.
+const BODY: Duration = Duration::from_secs(30);
 
 /// An error answer.
 #[derive(Debug)]
@@ -62,7 +67,8 @@ impl From<RegistryError> for ApiError {
             RegistryError::FromFile(_) => (StatusCode::CONFLICT, "from_file"),
             RegistryError::OtherPool(_) => (StatusCode::CONFLICT, "id_taken"),
             RegistryError::SameAddress { .. } => (StatusCode::CONFLICT, "address_taken"),
-            RegistryError::TooMany(_) => (StatusCode::CONFLICT, "too_many"),
+            RegistryError::OtherReach { .. } => (StatusCode::CONFLICT, "other_access"),
+            RegistryError::TooMany(_) | RegistryError::TooManyRegistrations => (StatusCode::CONFLICT, "too_many"),
         };
         ApiError::new(status, code, error.to_string())
     }
@@ -81,7 +87,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection: BytesRejection| {
+        let bytes = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await.map_err(|_| {
+            let message = format!("the body took longer than {BODY:?}");
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+        })?;
+        let bytes = bytes.map_err(|rejection: BytesRejection| {
             ApiError::new(rejection.status(), "unreadable_body", rejection.body_text())
         })?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };

@@ -17,6 +17,10 @@ pub(super) struct EndpointView {
     /// `ip:port`
     address: String,
     node: String,
+    /// It is spoken to over TLS.
+    tls: bool,
+    /// It asks for a key, and the prober has one.
+    api_key: bool,
     launch_args: Option<String>,
     /// `ready`, `new`, `probing`, `draining` or `unhealthy`
     state: &'static str,
@@ -263,6 +267,8 @@ impl EndpointView {
             pool: endpoint.pool.clone(),
             address: endpoint.address.to_string(),
             node: endpoint.written.node.clone(),
+            tls: endpoint.written.reach.tls.is_some(),
+            api_key: endpoint.written.reach.api_key.is_some(),
             launch_args: endpoint.written.launch_args.clone(),
             state: verdict.state.as_str(),
             weight: verdict.weight.get(),

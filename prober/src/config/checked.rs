@@ -11,7 +11,7 @@ use weighbridge_routing::weight::{Clamp, Weight};
 
 use super::networks::networks;
 use super::signals::signals;
-use super::{Config, Endpoint, FieldError, Health, Networks, Pool, Probe, Stands, Tls, raw};
+use super::{Config, Endpoint, FieldError, Health, KeyPlace, Networks, Pool, Probe, Reach, Stands, Tls, raw};
 use crate::caps::Sizing;
 use crate::store::redis::redacted;
 use crate::store::{Place, RedisUrl};
@@ -112,6 +112,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     Some(Config {
         api_listen,
         token_file: raw.api.token_file,
+        key_dir: raw.api.key_dir,
         api_tls: raw.api.tls.as_ref().map(Into::into),
         xds_listen: raw.xds.listen,
         xds_tls: raw.xds.tls.as_ref().map(Into::into),
@@ -212,7 +213,15 @@ fn pool(nth: usize, raw: raw::Pool, networks: &Networks, ids: &mut HashSet<Strin
             launch_args: raw.launch_args,
             context_window: raw.context_window,
             max_in_flight: raw.max_in_flight,
+            reach: Reach::new(raw.tls, raw.api_key_file, raw.api_key_env.clone()),
         };
+        let one = raw.api_key_env.is_none() || !matches!(endpoint.reach.api_key, Some(KeyPlace::File(_)));
+        check.that(
+            one,
+            format!("{place}.api_key_env"),
+            raw.api_key_env.unwrap_or_default(),
+            "nothing beside api_key_file",
+        );
         check.0.extend(endpoint.check(&format!("{place}.")));
         check.that(ids.insert(endpoint.id.clone()), format!("{place}.id"), &endpoint.id, "an id that is used once");
         let expected = "an address that no other endpoint of the pool has";
@@ -450,6 +459,7 @@ impl Endpoint {
             "at most 4096 bytes",
         );
         check.that(self.context_window != Some(0), field("context_window"), 0, "a number from 1, or nothing");
+        self.reach.check(&self.address, &field, &mut check);
         check.that(self.max_in_flight != Some(0), field("max_in_flight"), 0, "a number from 1, or nothing");
         check.0
     }
@@ -469,10 +479,15 @@ pub(super) fn is_address(text: &str) -> bool {
         return is_one_host(address);
     }
     let Some((host, port)) = text.rsplit_once(':') else { return false };
+    port.parse::<u16>().is_ok_and(|port| port > 0) && is_name(host)
+}
+
+/// A host name, as far as its form goes.
+pub(super) fn is_name(host: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
-    port.parse::<u16>().is_ok_and(|port| port > 0) && host.len() <= 253 && host.split('.').all(label)
+    host.len() <= 253 && host.split('.').all(label)
 }
 
 /// `16MiB`, `1GB`, `4096`.

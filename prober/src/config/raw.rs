@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use weighbridge_routing::snapshot::wire;
 
+use super::EngineTls;
 use crate::caps::{Mode, Sizing};
 use crate::store::redis::redacted;
 
@@ -42,6 +43,7 @@ pub(super) struct Config {
 pub(super) struct Api {
     pub(super) listen: SocketAddr,
     pub(super) token_file: Option<PathBuf>,
+    pub(super) key_dir: Option<PathBuf>,
     pub(super) tls: Option<Tls>,
 }
 
@@ -55,7 +57,7 @@ pub(super) struct Tls {
 
 impl Default for Api {
     fn default() -> Self {
-        Api { listen: SocketAddr::from(([127, 0, 0, 1], 7070)), token_file: None, tls: None }
+        Api { listen: SocketAddr::from(([127, 0, 0, 1], 7070)), token_file: None, key_dir: None, tls: None }
     }
 }
 
@@ -289,4 +291,7 @@ pub(super) struct Endpoint {
     pub(super) launch_args: Option<String>,
     pub(super) context_window: Option<u32>,
     pub(super) max_in_flight: Option<u32>,
+    pub(super) tls: Option<EngineTls>,
+    pub(super) api_key_file: Option<PathBuf>,
+    pub(super) api_key_env: Option<String>,
 }

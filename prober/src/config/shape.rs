@@ -45,7 +45,15 @@ const fn required(name: &'static str, kind: Kind) -> Field {
 
 /// A configuration file.
 static FILE: Kind = Kind::Section(&[
-    field("api", Kind::Section(&[field("listen", Kind::Listen), field("token_file", Kind::Text), field("tls", TLS)])),
+    field(
+        "api",
+        Kind::Section(&[
+            field("listen", Kind::Listen),
+            field("token_file", Kind::Text),
+            field("key_dir", Kind::Text),
+            field("tls", TLS),
+        ]),
+    ),
     field("xds", Kind::Section(&[field("listen", Kind::Listen), field("tls", TLS)])),
     field(
         "filter",
@@ -192,6 +200,9 @@ static ENDPOINT: Kind = Kind::Section(&[
     field("launch_args", Kind::Text),
     field("context_window", Kind::Count),
     field("max_in_flight", Kind::Count),
+    field("tls", Kind::Section(&[field("sni", Kind::Text), field("ca_file", Kind::Text)])),
+    field("api_key_file", Kind::Text),
+    field("api_key_env", Kind::Text),
 ]);
 
 impl Kind {

@@ -1,16 +1,22 @@
 //! Asking an engine, directly and never through the gateway.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use weighbridge_routing::response::{Kind, Watcher};
 
+use super::access::Book;
+use super::dial::{Answer, Dialer};
 use super::{EngineError, Gpu, Props, Signals, parse, parse_gpus};
 
 /// A client for engines.
 #[derive(Debug, Clone)]
 pub struct Client {
+    engines: Dialer,
+    book: Arc<Book>,
+    /// For exporters, which are no engines.
     http: reqwest::Client,
 }
 
@@ -45,14 +51,21 @@ impl Client {
     /// # Errors
     /// When the system does not let it.
     pub fn new() -> Result<Self, reqwest::Error> {
-        // An engine that leads us elsewhere would have us ask what we may not.
+        // One that leads us elsewhere would have us ask what we may not.
         let to_nobody_else = reqwest::redirect::Policy::none();
         let http = reqwest::Client::builder()
             .no_proxy()
             .redirect(to_nobody_else)
             .connect_timeout(Duration::from_secs(2))
             .build()?;
-        Ok(Client { http })
+        let book = Arc::<Book>::default();
+        Ok(Client { engines: Dialer::new(Arc::clone(&book)), book, http })
+    }
+
+    /// How engines are spoken to.
+    #[must_use]
+    pub fn book(&self) -> &Book {
+        &self.book
     }
 
     /// `GET /health` must answer 2xx.
@@ -105,7 +118,7 @@ impl Client {
         tokens: u32,
     ) -> Result<Usage, EngineError> {
         let body = chat(model, prompt, tokens);
-        let response = self.http.post(format!("http://{engine}{CHAT}")).json(&body).send().await?;
+        let response = self.engines.post(engine, CHAT, &body).await?;
         let answer: Value = serde_json::from_slice(&read(response, CHAT).await?)
             .map_err(|error| EngineError::Http(format!("{CHAT}: {error}")))?;
         let count = |name| answer.get("usage")?.get(name)?.as_u64();
@@ -133,13 +146,13 @@ impl Client {
             fields.insert("stream_options".into(), serde_json::json!({"include_usage": true}));
         }
         let start = Instant::now();
-        let mut response = self.http.post(format!("http://{engine}{CHAT}")).json(&body).send().await?;
+        let mut response = self.engines.post(engine, CHAT, &body).await?;
         if !response.status().is_success() {
             let status = response.status();
             // An error that cannot be read to its end is one all the same.
             return Err(read(response, CHAT).await.err().unwrap_or_else(|| EngineError::Http(status.to_string())));
         }
-        let kind = response.headers().get("content-type").and_then(|value| Kind::of_content_type(value.as_bytes()));
+        let kind = response.header("content-type").and_then(Kind::of_content_type);
         let mut watcher = Watcher::new(kind.unwrap_or(Kind::Sse));
         let mut first_token = None;
         while let Some(chunk) = response.chunk().await? {
@@ -164,13 +177,23 @@ impl Client {
     /// # Errors
     /// When it does not answer.
     pub async fn gpus(&self, url: &str, timeout: Duration) -> Result<Vec<Gpu>, EngineError> {
-        let response = self.http.get(url).timeout(timeout).send().await?;
-        Ok(parse_gpus(&String::from_utf8_lossy(&read(response, "the exporter").await?)))
+        let mut response = self.http.get(url).timeout(timeout).send().await?;
+        let (path, status) = ("the exporter", response.status());
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await? {
+            append(&mut body, &chunk, path)?;
+        }
+        if !status.is_success() {
+            return Err(EngineError::Status { path, status: status.as_u16(), message: message(&body) });
+        }
+        Ok(parse_gpus(&String::from_utf8_lossy(&body)))
     }
 
     async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {
-        let response = self.http.get(format!("http://{engine}{path}")).timeout(timeout).send().await?;
-        Ok(String::from_utf8_lossy(&read(response, path).await?).into_owned())
+        let answer = async { read(self.engines.get(engine, path).await?, path).await };
+        let body = tokio::time::timeout(timeout, answer).await;
+        let body = body.map_err(|_| EngineError::Http(format!("{path}: no answer within {timeout:?}")))??;
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 }
 
@@ -187,19 +210,24 @@ fn chat(model: &str, prompt: &str, tokens: u32) -> Value {
 }
 
 /// The body of a 2xx answer.
-async fn read(mut response: reqwest::Response, path: &'static str) -> Result<Vec<u8>, EngineError> {
+async fn read(mut response: Answer, path: &'static str) -> Result<Vec<u8>, EngineError> {
     let status = response.status();
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
-        body.extend_from_slice(&chunk);
-        if body.len() > MAX_ANSWER {
-            return Err(EngineError::Http(format!("{path}: more than 4 MiB")));
-        }
+        append(&mut body, &chunk, path)?;
     }
     if status.is_success() {
         return Ok(body);
     }
-    Err(EngineError::Status { path, status: status.as_u16(), message: message(&body) })
+    Err(EngineError::Status { path, status: status.as_u16(), message: response.without_key(message(&body)) })
+}
+
+fn append(body: &mut Vec<u8>, chunk: &[u8], path: &'static str) -> Result<(), EngineError> {
+    body.extend_from_slice(chunk);
+    if body.len() > MAX_ANSWER {
+        return Err(EngineError::Http(format!("{path}: more than 4 MiB")));
+    }
+    Ok(())
 }
 
 /// What an error answer says: the message of the shapes that engines use; nothing when it has another one.

@@ -2,9 +2,11 @@
 //!
 //! - [`signals`]: the few metrics that matter; [`gpu`]: how busy the GPUs are, from an exporter.
 //! - [`props`]: llama.cpp's `/props`.
-//! - [`client`]: asking, and having tokens generated.
+//! - [`client`]: asking, and having tokens generated; [`dial`]: connections for that; [`access`]: TLS and keys.
 
+pub mod access;
 mod client;
+mod dial;
 mod exposition;
 mod gpu;
 mod props;
@@ -71,12 +73,13 @@ impl EngineError {
     }
 }
 
-impl From<reqwest::Error> for EngineError {
-    fn from(error: reqwest::Error) -> Self {
+impl EngineError {
+    /// Sending has failed, perhaps because there was no connection.
+    fn sent(error: &(dyn std::error::Error + 'static), connecting: bool) -> Self {
         // The chain has the reason ("connection refused"), the head only says that sending failed.
         let mut text = error.to_string();
         let mut refused = false;
-        let mut source = std::error::Error::source(&error);
+        let mut source = error.source();
         while let Some(cause) = source {
             text = cause.to_string();
             refused |= cause
@@ -84,10 +87,22 @@ impl From<reqwest::Error> for EngineError {
                 .is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
             source = cause.source();
         }
-        match (error.is_connect(), refused) {
+        match (connecting, refused) {
             (true, true) => EngineError::Refused(text),
             (true, false) => EngineError::Unreachable(text),
             (false, _) => EngineError::Http(text),
         }
+    }
+}
+
+impl From<reqwest::Error> for EngineError {
+    fn from(error: reqwest::Error) -> Self {
+        EngineError::sent(&error, error.is_connect())
+    }
+}
+
+impl From<hyper_util::client::legacy::Error> for EngineError {
+    fn from(error: hyper_util::client::legacy::Error) -> Self {
+        EngineError::sent(&error, error.is_connect())
     }
 }

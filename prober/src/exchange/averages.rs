@@ -13,13 +13,22 @@
 //! Samples of all Envoys within [`FOLD_MS`] are pooled and folded in together. Folded one report after the other, the second
 //! of two Envoys would find `dt` close to 0 and count for nothing.
 //!
-//! What cannot be (negative, infinite, not a number) is no sample.
+//! What cannot be is no sample: negative, infinite, not a number, and beyond what any engine does in any report
+//! ([`LONGEST_MS`], [`MOST_TPS`], [`MOST_REQUESTS`]). A filter that is broken, or somebody who has its token, would else decide
+//! for minutes what an endpoint is taken for.
 
 use serde::{Deserialize, Serialize};
+use weighbridge_routing::exchange::served::Sum;
 use weighbridge_routing::exchange::{Averages, Served};
 
 /// How long samples are pooled.
 pub const FOLD_MS: u64 = 1_000;
+/// The longest mean time of requests in a report, in ms: a day.
+pub const LONGEST_MS: f64 = 86_400_000.0;
+/// The highest mean speed of requests in a report, in tokens per second.
+pub const MOST_TPS: f64 = 1_000_000.0;
+/// The most requests in a report.
+pub const MOST_REQUESTS: u32 = 1_000_000;
 /// How far back samples at the start count: less than a fold has no `dt`.
 const LEAST_DT_MS: f64 = 1.0;
 
@@ -83,7 +92,7 @@ impl Moving {
         if self.pooled == Served::default() {
             self.pooled_since_ms = now_ms;
         }
-        self.pooled.merge(served);
+        self.pooled.merge(&sane(served));
     }
 
     /// Takes over the figures that somebody else has averaged later: both have averaged samples of the same endpoint, and
@@ -124,6 +133,23 @@ impl Moving {
         }
         self.kept.at_ms = now_ms;
         self.changed = true;
+    }
+}
+
+/// What can be of a report.
+fn sane(served: &Served) -> Served {
+    if served.requests > MOST_REQUESTS || served.errors > served.requests {
+        return Served::default();
+    }
+    let within = |sum: Sum, most: f64| {
+        let good = sum.n <= served.requests && sum.mean().is_some_and(|mean| mean <= most);
+        if good { sum } else { Sum::default() }
+    };
+    Served {
+        ttft_ms: within(served.ttft_ms, LONGEST_MS),
+        e2e_ms: within(served.e2e_ms, LONGEST_MS),
+        tps: within(served.tps, MOST_TPS),
+        ..*served
     }
 }
 
@@ -174,6 +200,28 @@ mod tests {
             assert!((162.0..165.0).contains(&after_tau), "{after_tau}"); // 100 + 63.2
             let after_three = run(&mut moving, 160, 280, 200, per_second);
             assert!((194.0..196.0).contains(&after_three), "{after_three}"); // 95.0 %
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_no_sample() {
+        let sum = |n, sum| Sum { n, sum };
+        let good = Served { requests: 4, errors: 1, ttft_ms: sum(2, 200.0), e2e_ms: sum(4, 800.0), tps: sum(4, 160.0) };
+        let of = |served: Served| {
+            let mut moving = Moving::default();
+            moving.add(&served, 1_000, TAU);
+            moving.value(5_000, TAU)
+        };
+        let expected = Averages { ttft_ms: Some(100.0), e2e_ms: Some(200.0), tps: Some(40.0), error_rate: Some(0.25) };
+        assert_eq!(of(good), expected);
+        for wrong in
+            [sum(2, f64::INFINITY), sum(2, f64::NAN), sum(2, -1.0), sum(2, 2.0 * LONGEST_MS + 1.0), sum(5, 5.0)]
+        {
+            assert_eq!(of(Served { ttft_ms: wrong, ..good }), Averages { ttft_ms: None, ..expected }, "{wrong:?}");
+        }
+        assert_eq!(of(Served { tps: sum(1, MOST_TPS * 1.1), ..good }).tps, None);
+        for wrong in [Served { requests: MOST_REQUESTS + 1, ..good }, Served { errors: 5, ..good }] {
+            assert_eq!(of(wrong), Averages::default(), "{wrong:?}");
         }
     }
 

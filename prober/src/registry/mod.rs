@@ -48,6 +48,9 @@ pub use verdicts::{Verdict, WeightSource};
 pub use versions::Issued;
 pub use watched::{CheckFailure, Identity, Seen};
 
+/// The most endpoints that the file does not name.
+pub const MAX_REGISTRATIONS: usize = 4096;
+
 /// What a registration did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registered {
@@ -90,6 +93,17 @@ pub enum RegistryError {
         /// Who has it.
         other: String,
     },
+    /// One engine is spoken to in one way.
+    #[error("tls and api_key are not those of {other}: expected the same of every endpoint at {address}")]
+    OtherReach {
+        /// The address, resolved.
+        address: SocketAddr,
+        /// Who has it.
+        other: String,
+    },
+    /// Too many that the file does not name.
+    #[error("{MAX_REGISTRATIONS} endpoints have registered already")]
+    TooManyRegistrations,
     /// Too many for one snapshot.
     #[error("pool {0} has 1024 endpoints already")]
     TooMany(String),
@@ -117,6 +131,8 @@ pub struct Registry {
     pub exchange: Exchange,
     /// How busy GPUs are.
     pub gpus: Gpus,
+    /// Stands for what Envoys are told beside the snapshot.
+    beside: String,
     /// What is wrong with the prober itself.
     pub alarms: Vec<String>,
 }
@@ -166,6 +182,7 @@ impl Registry {
             burst_by: None,
             marks: HashMap::new(),
             probes: BTreeMap::new(),
+            beside: String::new(),
             alarms: Vec::new(),
         }
     }
@@ -196,6 +213,14 @@ impl Registry {
     /// When there is none of this id.
     pub fn get_mut(&mut self, id: &str) -> Result<&mut Endpoint, RegistryError> {
         self.endpoints.get_mut(id).ok_or_else(|| RegistryError::NoEndpoint(id.to_owned()))
+    }
+
+    /// What Envoys are told beside the snapshot (how engines are spoken to) has become this: another snapshot goes with it.
+    pub fn told_beside(&mut self, digest: String) {
+        if self.beside != digest {
+            self.beside = digest;
+            self.content = None;
+        }
     }
 
     /// Changes what filters show when they report.
@@ -234,6 +259,12 @@ impl Registry {
         if let Some((other, _)) = self.endpoints.iter().find(|(id, endpoint)| **id != written.id && there(endpoint)) {
             return Err(RegistryError::SameAddress { address, other: other.clone() });
         }
+        let other = self.endpoints.iter().find(|(id, endpoint)| {
+            **id != written.id && endpoint.address == address && endpoint.written.reach != written.reach
+        });
+        if let Some((other, _)) = other {
+            return Err(RegistryError::OtherReach { address, other: other.clone() });
+        }
         if let Some(known) = self.endpoints.get_mut(&written.id) {
             if known.pool != pool {
                 return Err(RegistryError::OtherPool(written.id));
@@ -266,6 +297,10 @@ impl Registry {
         let members = self.endpoints.values().filter(|endpoint| endpoint.pool == pool).count();
         if members >= MAX_ENDPOINTS_PER_POOL {
             return Err(RegistryError::TooMany(pool.to_owned()));
+        }
+        let registered = self.endpoints.values().filter(|endpoint| endpoint.origin == Origin::Api).count();
+        if origin == Origin::Api && registered >= MAX_REGISTRATIONS {
+            return Err(RegistryError::TooManyRegistrations);
         }
         let id = written.id.clone();
         let mut endpoint = Endpoint {

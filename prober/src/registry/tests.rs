@@ -18,15 +18,17 @@ fn registry(ids: &[&str]) -> Registry {
 }
 
 fn add(registry: &mut Registry, id: &str, args: &str) -> Registered {
+    // Each at its own: the ids of these tests are one letter.
+    let address = std::net::SocketAddr::from(([10, 0, 1, id.as_bytes()[0]], 80));
     let written = config::Endpoint {
+        reach: config::Reach::default(),
         id: id.into(),
-        address: "10.0.0.1:80".into(),
+        address: address.to_string(),
         node: id.into(),
         launch_args: Some(args.into()),
         context_window: None,
         max_in_flight: None,
     };
-    let address = "10.0.0.1:80".parse().unwrap();
     let registered = registry.register("p", written, address, Origin::Api).unwrap();
     registry.get_mut(id).unwrap().health.checked = true;
     registered

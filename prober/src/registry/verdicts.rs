@@ -104,9 +104,9 @@ impl Registry {
             .is_some_and(|published| published.pools == pools && published.filter == self.filter);
         let content = match self.content {
             Some(content) if same => content,
-            _ => Content::of(&self.filter, &pools),
+            _ => Content::of(&self.filter, &pools, &self.beside),
         };
-        if same && last >= floor && !self.versions.moved(content, last) {
+        if same && self.content == Some(content) && last >= floor && !self.versions.moved(content, last) {
             return None;
         }
         let version = self.versions.give(content, last, floor, now_ms);

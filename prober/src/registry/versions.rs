@@ -23,9 +23,10 @@ pub(super) struct Content(u128);
 
 impl Content {
     /// 128 bits of xxh3 over the JSON: some microseconds for a pool.
-    pub(super) fn of(filter: &wire::Filter, pools: &[wire::Pool]) -> Self {
+    /// `beside` stands for what goes with it and is not in it.
+    pub(super) fn of(filter: &wire::Filter, pools: &[wire::Pool], beside: &str) -> Self {
         // What cannot be JSON cannot be published either.
-        Content(xxh3_128(&serde_json::to_vec(&(filter, pools)).unwrap_or_default()))
+        Content(xxh3_128(&serde_json::to_vec(&(filter, pools, beside)).unwrap_or_default()))
     }
 }
 

@@ -4,6 +4,7 @@
 //! belongs to somebody else. Delta streams answer UNIMPLEMENTED.
 //!
 //! - [`resources`]: a snapshot becomes CDS, EDS and ECDS resources, each type with its own version (pure).
+//! - [`upstream`]: TLS towards engines, and their keys (pure).
 //! - [`stream`]: what one stream sends when a request or a new set arrives (pure; nonces, ACK, NACK, order).
 //! - [`registry`]: who is connected and what each Envoy has applied or refused.
 //! - [`server`]: the gRPC side, as thin as it gets.
@@ -16,6 +17,7 @@ pub mod resource_type;
 pub mod resources;
 pub mod server;
 pub mod stream;
+pub mod upstream;
 
 mod proto;
 mod secured;
@@ -24,6 +26,7 @@ pub use registry::{EnvoyStatus, Nack, TypeStatus};
 pub use resource_type::ResourceType;
 pub use resources::{FilterSource, ResourceError, ResourceSet};
 pub use server::{XdsError, XdsServer};
+pub use upstream::{Upstream, UpstreamTls, Upstreams};
 
 /// Name of the ECDS resource and of the HTTP filter it configures; also the VM id and root id.
 pub const EXTENSION_NAME: &str = "weighbridge";

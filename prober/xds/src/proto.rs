@@ -18,6 +18,7 @@ use envoy_types::pb::envoy::r#type::metadata::v3 as metadata;
 use envoy_types::pb::google::protobuf::{Any, BoolValue, Duration, StringValue, UInt32Value};
 use envoy_types::util::pack_any;
 
+use crate::upstream::{Authorities, Upstream, authorize, metadata as host_metadata, socket_matches};
 use crate::{CLUSTER_HEADER, EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER};
 
 /// What the engine does not get to see.
@@ -37,13 +38,15 @@ pub(crate) enum EndpointSource {
 }
 
 /// One upstream host of a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) address: SocketAddr,
     /// Weight x 100; only the fallback policy looks at it.
     pub(crate) weight: u32,
     /// Only the fallback policy looks at it: `override_host` picks a host whatever its health.
     pub(crate) health: core::HealthStatus,
+    /// TLS towards it, and its key.
+    pub(crate) upstream: Upstream,
 }
 
 fn millis(ms: i32) -> Option<Duration> {
@@ -62,8 +65,8 @@ fn policy(name: &str, config: Any) -> cluster::LoadBalancingPolicy {
     }
 }
 
-/// The cluster of a pool.
-pub(crate) fn cluster(name: &str, source: EndpointSource) -> Any {
+/// The cluster of a pool, whose hosts need these authorities.
+pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorities) -> Any {
     pack_any(cluster::Cluster {
         name: name.into(),
         cluster_discovery_type: Some(cluster::cluster::ClusterDiscoveryType::Type(
@@ -85,6 +88,7 @@ pub(crate) fn cluster(name: &str, source: EndpointSource) -> Any {
             }],
             ..Default::default()
         }),
+        transport_socket_matches: socket_matches(authorities),
         // A host that left EDS goes at once; what runs on it finishes.
         ignore_health_on_host_removal: true,
         load_balancing_policy: Some(policy("envoy.load_balancing_policies.override_host", override_host())),
@@ -140,14 +144,14 @@ fn override_host() -> Any {
 }
 
 /// HTTP/1.1, and an upstream filter that takes our headers off: a request's after the load balancer has read them, an
-/// answer's before the filter adds its own.
+/// answer's before the filter adds its own. It puts the engine's key in, too.
 fn protocol_options() -> Any {
     let remove = |header: &str| mutation::HeaderMutation {
         action: Some(mutation::header_mutation::Action::Remove(header.into())),
     };
     let strip = header_mutation::HeaderMutation {
         mutations: Some(header_mutation::Mutations {
-            request_mutations: STRIPPED.map(remove).to_vec(),
+            request_mutations: STRIPPED.map(remove).into_iter().chain([authorize()]).collect(),
             response_mutations: STRIPPED_OF_ANSWERS.map(remove).to_vec(),
             ..Default::default()
         }),
@@ -182,7 +186,10 @@ pub(crate) fn load_assignment(cluster: &str, hosts: &[Host]) -> Any {
         .map(|host| endpoint::LbEndpoint {
             health_status: host.health.into(),
             load_balancing_weight: Some(UInt32Value { value: host.weight }),
+            metadata: host_metadata(&host.upstream),
             host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
+                // The name that TLS asks for.
+                hostname: host.upstream.tls.as_ref().map(|tls| tls.server_name.clone()).unwrap_or_default(),
                 address: Some(core::Address {
                     address: Some(core::address::Address::SocketAddress(core::SocketAddress {
                         address: host.address.ip().to_string(),

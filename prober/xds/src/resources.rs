@@ -2,7 +2,8 @@
 //!
 //! Each type has its own version: the version of the snapshot in which its content last changed. A pin therefore moves
 //! ECDS and the weights in EDS, and leaves CDS alone: Envoy warms a cluster anew when it changes. A cluster depends on its
-//! name only, so clusters come and go but never change while they are served. Since every
+//! name and on the authorities of its hosts' TLS only, so it changes seldom while it is served. When it does, its endpoints
+//! are sent again after it: they are what warms it. Since every
 //! snapshot differs from the one before at least in its version, the version of ECDS is the snapshot's own.
 //!
 //! EDS lists every endpoint of a pool whatever its state: the filter decides who takes traffic, and a host that left
@@ -19,6 +20,7 @@ use envoy_types::pb::google::protobuf::Any;
 use weighbridge_routing::snapshot::wire;
 
 use crate::proto::{self, EndpointSource, Host};
+use crate::upstream::{Authorities, Upstreams};
 use crate::{EXTENSION_NAME, ResourceType};
 
 /// Where the filter's code is.
@@ -90,6 +92,8 @@ pub struct ResourceSet {
     standalone_clusters: Resources,
     endpoints: Resources,
     extensions: Resources,
+    /// What `endpoints` were made of. Maps in protobuf have no order, so the same hosts may have other bytes.
+    hosts: BTreeMap<String, Vec<Host>>,
 }
 
 impl ResourceSet {
@@ -99,6 +103,7 @@ impl ResourceSet {
     /// When the snapshot is not newer, or a part of it cannot be served. The previous set stays valid then.
     pub fn build(
         snapshot: &wire::Snapshot,
+        upstreams: &Upstreams,
         source: &FilterSource,
         previous: Option<&ResourceSet>,
     ) -> Result<Self, ResourceError> {
@@ -111,22 +116,39 @@ impl ResourceSet {
         let mut clusters = BTreeMap::new();
         let mut standalone = BTreeMap::new();
         let mut endpoints = BTreeMap::new();
+        let mut hosts = BTreeMap::new();
         for pool in &snapshot.pools {
             let name = pool.cluster.as_ref().unwrap_or(&pool.name);
-            let assignment = proto::load_assignment(name, &hosts(pool)?);
-            if endpoints.insert(name.clone(), Arc::new(assignment)).is_some() {
+            let of_pool = hosts_of(pool, upstreams)?;
+            let same = previous.filter(|previous| previous.hosts.get(name) == Some(&of_pool));
+            let assignment = match same.and_then(|previous| previous.endpoints.items.get(name)) {
+                Some(assignment) => Arc::clone(assignment),
+                None => Arc::new(proto::load_assignment(name, &of_pool)),
+            };
+            if endpoints.insert(name.clone(), assignment).is_some() {
                 return Err(ResourceError::DuplicateCluster(name.clone()));
             }
-            clusters.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::Ads)));
-            standalone.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::OwnStream)));
+            let tls = of_pool.iter().filter_map(|host| host.upstream.tls.as_ref());
+            let authorities: Authorities = tls.map(|tls| Arc::clone(&tls.authorities)).collect();
+            clusters.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::Ads, &authorities)));
+            standalone.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::OwnStream, &authorities)));
+            hosts.insert(name.clone(), of_pool);
         }
         let filter = proto::filter(&source.wasm_path, serde_json::to_string(snapshot)?);
         let extensions = BTreeMap::from([(EXTENSION_NAME.to_owned(), Arc::new(filter))]);
+        let clusters = Resources::next(version, clusters, previous.map(|set| &set.clusters));
+        let changed = |previous: &&ResourceSet| {
+            let before = &previous.clusters.items;
+            clusters.items.iter().any(|(name, cluster)| before.get(name).is_some_and(|known| known != cluster))
+        };
+        let before = previous.filter(|previous| !changed(previous));
+        let endpoints = Resources::next(version, endpoints, before.map(|set| &set.endpoints));
         let set = ResourceSet {
             version,
-            clusters: Resources::next(version, clusters, previous.map(|set| &set.clusters)),
+            clusters,
             standalone_clusters: Resources::next(version, standalone, previous.map(|set| &set.standalone_clusters)),
-            endpoints: Resources::next(version, endpoints, previous.map(|set| &set.endpoints)),
+            endpoints,
+            hosts,
             extensions: Resources { version, items: extensions },
         };
         set.consistent()?;
@@ -155,7 +177,7 @@ impl ResourceSet {
 
 /// The distinct hosts of a pool, ordered by address so that the order of the snapshot is no change. Endpoints with the
 /// same address are one host to Envoy: it keeps the larger weight and the better health.
-fn hosts(pool: &wire::Pool) -> Result<Vec<Host>, ResourceError> {
+fn hosts_of(pool: &wire::Pool, upstreams: &Upstreams) -> Result<Vec<Host>, ResourceError> {
     let mut hosts: BTreeMap<SocketAddr, Host> = BTreeMap::new();
     for endpoint in &pool.endpoints {
         let address = endpoint.address.parse::<SocketAddr>().map_err(|_| ResourceError::Address {
@@ -163,7 +185,9 @@ fn hosts(pool: &wire::Pool) -> Result<Vec<Host>, ResourceError> {
             endpoint: endpoint.id.clone(),
             address: endpoint.address.clone(),
         })?;
-        let host = Host { address, weight: fallback_weight(&endpoint.weight), health: fallback_health(endpoint.state) };
+        let upstream = upstreams.get(&address).cloned().unwrap_or_default();
+        let (weight, health) = (fallback_weight(&endpoint.weight), fallback_health(endpoint.state));
+        let host = Host { address, weight, health, upstream };
         match hosts.entry(address) {
             Entry::Vacant(free) => {
                 free.insert(host);

@@ -34,7 +34,7 @@ use weighbridge_routing::snapshot::wire;
 use crate::registry::{Entry, EnvoyStatus, Registry};
 use crate::secured::Secured;
 use crate::stream::{Scope, Stream};
-use crate::{FilterSource, ResourceError, ResourceSet, ResourceType};
+use crate::{FilterSource, ResourceError, ResourceSet, ResourceType, Upstreams};
 
 /// How often a silent connection is asked whether it is still there.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
@@ -74,7 +74,12 @@ impl XdsServer {
     /// Makes a snapshot current and pushes it to every stream. One that cannot be served is logged, and the current
     /// one stays; [`XdsServer::try_publish`] says why.
     pub fn publish(&self, snapshot: Arc<wire::Snapshot>) {
-        if let Err(error) = self.try_publish(&snapshot) {
+        self.publish_with(&snapshot, &Upstreams::default());
+    }
+
+    /// The same, with what it takes to speak to engines.
+    pub fn publish_with(&self, snapshot: &wire::Snapshot, upstreams: &Upstreams) {
+        if let Err(error) = self.try_publish_with(snapshot, upstreams) {
             tracing::error!(version = snapshot.version, %error, "snapshot is not served");
         }
     }
@@ -84,9 +89,13 @@ impl XdsServer {
     /// # Errors
     /// When its version is not above the current one, or it cannot be served. The current one stays then.
     pub fn try_publish(&self, snapshot: &wire::Snapshot) -> Result<(), ResourceError> {
+        self.try_publish_with(snapshot, &Upstreams::default())
+    }
+
+    fn try_publish_with(&self, snapshot: &wire::Snapshot, upstreams: &Upstreams) -> Result<(), ResourceError> {
         let mut result = Ok(());
         self.shared.current.send_if_modified(|current| {
-            match ResourceSet::build(snapshot, &self.shared.source, current.as_deref()) {
+            match ResourceSet::build(snapshot, upstreams, &self.shared.source, current.as_deref()) {
                 Ok(set) => {
                     *current = Some(Arc::new(set));
                     true

@@ -6,6 +6,7 @@
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
+//! - [`tls`]: certificates, a client, and a front that speaks TLS for an upstream that does not.
 //! - [`workload`]: conversations and single prompts for an unequal fleet, the policies to compare, and their figures.
 //! - [`wait`]: polling until something is true, instead of sleeping and hoping.
 //!
@@ -21,6 +22,7 @@ pub mod paced;
 pub mod prober;
 pub mod redis;
 pub mod snapshot;
+pub mod tls;
 pub mod upstream;
 pub mod wait;
 pub mod workload;

@@ -42,7 +42,7 @@ async fn a_full_disk_is_an_alarm_and_what_waits_is_stored_when_there_is_room() {
     while metric_is(&prober, "weighbridge_store_up 1").await {
         assert!(sent < 900, "the store never fills: {bytes} bytes");
         let registration = json!({
-            "pool": "m", "id": format!("e{sent}"), "address": "127.0.0.1:9", "node": "n".repeat(TEXT_BYTES),
+            "pool": "m", "id": format!("e{sent}"), "address": format!("127.0.0.1:{}", 9 + sent), "node": "n".repeat(TEXT_BYTES),
             "launch_args": "x".repeat(TEXT_BYTES),
         });
         let (status, answer) = prober.call(Method::POST, "/v1/endpoints", Some(&registration)).await.unwrap();

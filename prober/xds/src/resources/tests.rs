@@ -1,3 +1,4 @@
+use crate::Upstreams;
 use envoy_types::pb::envoy::config::cluster::v3::Cluster;
 use envoy_types::pb::envoy::config::core::v3::TypedExtensionConfig;
 use envoy_types::pb::envoy::config::core::v3::config_source::ConfigSourceSpecifier;
@@ -27,7 +28,7 @@ fn two_pools(version: u64) -> Value {
 }
 
 fn build(value: Value, previous: Option<&ResourceSet>) -> Result<ResourceSet, ResourceError> {
-    ResourceSet::build(&snapshot(value), &source(), previous)
+    ResourceSet::build(&snapshot(value), &Upstreams::default(), &source(), previous)
 }
 
 fn unpack<T: Message + Name + Default>(any: &Any) -> T {

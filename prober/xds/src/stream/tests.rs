@@ -4,7 +4,7 @@ use serde_json::json;
 use weighbridge_routing::snapshot::wire;
 
 use super::*;
-use crate::FilterSource;
+use crate::{FilterSource, Upstreams};
 use ResourceType::{Clusters, Endpoints, Extensions};
 
 mod interleavings;
@@ -19,7 +19,7 @@ fn set(version: u64, pools: &[&str], weight: f64, previous: Option<&ResourceSet>
     let snapshot: wire::Snapshot =
         serde_json::from_value(json!({"format": 1, "version": version, "pools": pools})).unwrap();
     let source = FilterSource { wasm_path: "w.wasm".into() };
-    Arc::new(ResourceSet::build(&snapshot, &source, previous).unwrap())
+    Arc::new(ResourceSet::build(&snapshot, &Upstreams::default(), &source, previous).unwrap())
 }
 
 fn request(kind: ResourceType, names: &[&str]) -> DiscoveryRequest {
