@@ -19,9 +19,12 @@ pub mod server;
 pub mod stream;
 pub mod upstream;
 
+mod capabilities;
+mod limits;
 mod proto;
 mod secured;
 
+pub use capabilities::CAPABILITIES;
 pub use registry::{EnvoyStatus, Nack, TypeStatus};
 pub use resource_type::ResourceType;
 pub use resources::{FilterSource, ResourceError, ResourceSet};

@@ -14,19 +14,17 @@ use envoy_types::pb::envoy::extensions::load_balancing_policies::override_host::
 use envoy_types::pb::envoy::extensions::load_balancing_policies::round_robin::v3::RoundRobin;
 use envoy_types::pb::envoy::extensions::upstreams::http::v3 as upstream;
 use envoy_types::pb::envoy::extensions::wasm::v3 as wasm;
+use envoy_types::pb::envoy::r#type::matcher::v3::{StringMatcher, string_matcher};
 use envoy_types::pb::envoy::r#type::metadata::v3 as metadata;
 use envoy_types::pb::google::protobuf::{Any, BoolValue, Duration, StringValue, UInt32Value};
 use envoy_types::util::pack_any;
 
 use crate::upstream::{Authorities, Upstream, authorize, metadata as host_metadata, socket_matches};
-use crate::{CLUSTER_HEADER, EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER};
+use crate::{EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER, capabilities, limits};
 
-/// What the engine does not get to see.
-const STRIPPED: [&str; 5] =
-    [HOST_HEADER, CLUSTER_HEADER, "x-weighbridge-explain", "x-weighbridge-priority", "x-weighbridge-max-wait-ms"];
-
-/// What a client does not get to see of an engine: only the filter says who answered and why.
-const STRIPPED_OF_ANSWERS: [&str; 2] = ["x-weighbridge-endpoint", "x-weighbridge-decision"];
+/// Headers that begin so are between clients and the filter. Engines do not get to see them, and clients none that an engine
+/// sends: only the filter says who answered and why.
+const OURS: &str = "x-weighbridge-";
 
 /// Where an Envoy gets a cluster's endpoints from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +65,7 @@ fn policy(name: &str, config: Any) -> cluster::LoadBalancingPolicy {
 
 /// The cluster of a pool, whose hosts need these authorities.
 pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorities) -> Any {
-    pack_any(cluster::Cluster {
+    pack_any(limits::limited(cluster::Cluster {
         name: name.into(),
         cluster_discovery_type: Some(cluster::cluster::ClusterDiscoveryType::Type(
             cluster::cluster::DiscoveryType::Eds.into(),
@@ -77,17 +75,6 @@ pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorit
             service_name: String::new(),
         }),
         connect_timeout: millis(1000),
-        // Admission is the filter's job; Envoy's default of 1,024 would refuse what the filter has admitted.
-        circuit_breakers: Some(cluster::CircuitBreakers {
-            thresholds: vec![cluster::circuit_breakers::Thresholds {
-                max_connections: Some(UInt32Value { value: 100_000 }),
-                max_pending_requests: Some(UInt32Value { value: 100_000 }),
-                max_requests: Some(UInt32Value { value: 100_000 }),
-                max_retries: Some(UInt32Value { value: 100 }),
-                ..Default::default()
-            }],
-            ..Default::default()
-        }),
         transport_socket_matches: socket_matches(authorities),
         // A host that left EDS goes at once; what runs on it finishes.
         ignore_health_on_host_removal: true,
@@ -98,7 +85,7 @@ pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorit
         )]
         .into(),
         ..Default::default()
-    })
+    }))
 }
 
 fn eds_config(source: EndpointSource) -> core::ConfigSource {
@@ -146,13 +133,16 @@ fn override_host() -> Any {
 /// HTTP/1.1, and an upstream filter that takes our headers off: a request's after the load balancer has read them, an
 /// answer's before the filter adds its own. It puts the engine's key in, too.
 fn protocol_options() -> Any {
-    let remove = |header: &str| mutation::HeaderMutation {
-        action: Some(mutation::header_mutation::Action::Remove(header.into())),
+    let remove = || {
+        let key_matcher =
+            StringMatcher { ignore_case: true, match_pattern: Some(string_matcher::MatchPattern::Prefix(OURS.into())) };
+        let remove = mutation::header_mutation::RemoveOnMatch { key_matcher: Some(key_matcher) };
+        vec![mutation::HeaderMutation { action: Some(mutation::header_mutation::Action::RemoveOnMatch(remove)) }]
     };
     let strip = header_mutation::HeaderMutation {
         mutations: Some(header_mutation::Mutations {
-            request_mutations: STRIPPED.map(remove).into_iter().chain([authorize()]).collect(),
-            response_mutations: STRIPPED_OF_ANSWERS.map(remove).to_vec(),
+            request_mutations: remove().into_iter().chain([authorize()]).collect(),
+            response_mutations: remove(),
             ..Default::default()
         }),
         ..Default::default()
@@ -164,6 +154,7 @@ fn protocol_options() -> Any {
     };
     use upstream::http_protocol_options as options;
     pack_any(upstream::HttpProtocolOptions {
+        common_http_protocol_options: Some(limits::connections()),
         upstream_protocol_options: Some(options::UpstreamProtocolOptions::ExplicitHttpConfig(
             options::ExplicitHttpConfig {
                 protocol_config: Some(options::explicit_http_config::ProtocolConfig::HttpProtocolOptions(
@@ -234,6 +225,7 @@ pub(crate) fn filter(wasm_path: &str, snapshot_json: String) -> Any {
             vm_id: EXTENSION_NAME.into(),
             runtime: "envoy.wasm.runtime.v8".into(),
             code: Some(code),
+            capability_restriction_config: Some(capabilities::restriction()),
             ..Default::default()
         })),
         ..Default::default()

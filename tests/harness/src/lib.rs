@@ -5,6 +5,8 @@
 //! - [`redis`]: a real Redis on a port of its own.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
+//! - [`raw`]: bytes that no client library would send, and an upstream that keeps exactly what it got.
+//! - [`malformed`]: inputs that no client should send, by the thousand and repeatable.
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
 //! - [`tls`]: certificates, a client, and a front that speaks TLS for an upstream that does not.
 //! - [`workload`]: conversations and single prompts for an unequal fleet, the policies to compare, and their figures.
@@ -18,8 +20,10 @@ pub mod child;
 pub mod echo;
 pub mod envoy;
 pub mod load;
+pub mod malformed;
 pub mod paced;
 pub mod prober;
+pub mod raw;
 pub mod redis;
 pub mod snapshot;
 pub mod tls;
