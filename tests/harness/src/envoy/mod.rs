@@ -19,7 +19,7 @@ use crate::child::ManagedChild;
 use crate::{artifacts, eventually, wire};
 
 /// How long Envoy may take until it serves. Generous: tests share two cores.
-const START_DEADLINE: Duration = Duration::from_secs(30);
+const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Which shipped configuration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,8 +58,21 @@ pub struct EnvoyOptions {
     pub shipped_timeouts: bool,
     /// Envoy's log level.
     pub log_level: String,
+    /// Which of the Envoys that take over from one another this is. `None`: nobody's.
+    pub generation: Option<Generation>,
     /// A last change to the configuration.
     pub edit: Option<Edit>,
+}
+
+/// A place in a chain of hot restarts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Generation {
+    /// The same for all of the chain, and different from other Envoys' on this machine.
+    pub base_id: u16,
+    /// 0 for the first, 1 for the one that takes over from it, and so on.
+    pub epoch: u32,
+    /// How long the one that is taken over from goes on with what it is serving, in s.
+    pub parent_shutdown_s: u32,
 }
 
 impl Default for EnvoyOptions {
@@ -76,6 +89,7 @@ impl Default for EnvoyOptions {
             admin: SocketAddr::from(([127, 0, 0, 1], 0)),
             shipped_timeouts: false,
             log_level: "warning".to_owned(),
+            generation: None,
             edit: None,
         }
     }
@@ -156,6 +170,7 @@ impl Envoy {
     pub async fn start(options: EnvoyOptions) -> Result<Self> {
         let dir = TempDir::with_prefix("weighbridge-envoy-")?;
         let (concurrency, log_level) = (options.concurrency.to_string(), options.log_level.clone());
+        let generation = options.generation;
         let config_path = dir.path().join("envoy.json");
         std::fs::write(&config_path, serde_json::to_vec_pretty(&options.render()?)?)?;
         let admin_path = dir.path().join("admin");
@@ -164,7 +179,16 @@ impl Envoy {
         // The shipped files name the module relative to the repository.
         command.current_dir(artifacts::root());
         command.arg("-c").arg(&config_path).arg("--admin-address-path").arg(&admin_path);
-        command.args(["--use-dynamic-base-id", "--concurrency", &concurrency, "--log-level", &log_level]);
+        command.args(["--concurrency", &concurrency, "--log-level", &log_level]);
+        match generation {
+            None => command.arg("--use-dynamic-base-id"),
+            Some(Generation { base_id, epoch, parent_shutdown_s }) => {
+                let drain_s = parent_shutdown_s.div_ceil(2);
+                command.args(["--base-id", &base_id.to_string(), "--restart-epoch", &epoch.to_string()]);
+                command.args(["--drain-time-s", &drain_s.to_string()]);
+                command.args(["--parent-shutdown-time-s", &parent_shutdown_s.to_string()])
+            }
+        };
         let mut child = ManagedChild::spawn("envoy", command, dir.path())?;
 
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
@@ -232,6 +256,15 @@ impl Envoy {
     /// When Envoy does not answer.
     pub async fn stats(&self) -> Result<Stats> {
         Stats::parse(&self.admin_page("/stats?format=json&histogram_buckets=none").await?)
+    }
+
+    /// Posts to an admin page, such as `/drain_listeners?graceful`.
+    ///
+    /// # Errors
+    /// When Envoy does not answer 200.
+    pub async fn admin_post(&self, path: &str) -> Result<String> {
+        let url = format!("http://{}{path}", self.admin);
+        Ok(self.client.post(url).send().await?.error_for_status()?.text().await?)
     }
 
     /// What Prometheus would scrape.

@@ -2,6 +2,8 @@
 
 mod index;
 mod long;
+mod malformed;
+mod memory;
 mod multiturn;
 mod noreuse;
 mod output;
@@ -34,6 +36,10 @@ enum Command {
     Index(index::Options),
     /// Three times as many requests as the fleet can serve: what those that are let in get, with and without admission.
     Overload(overload::Options),
+    /// Envoy's memory while bodies wait and are in flight, beside the documented bound.
+    Memory(memory::Options),
+    /// 100,000 malformed inputs: answers, VM restarts, memory.
+    Malformed(malformed::Options),
 }
 
 #[tokio::main]
@@ -46,5 +52,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Noreuse(options) => noreuse::run(&options).await,
         Command::Index(options) => index::run(&options).await,
         Command::Overload(options) => overload::run(&options).await,
+        Command::Memory(options) => memory::run(&options).await,
+        Command::Malformed(options) => malformed::run(&options).await,
     }
 }
