@@ -59,14 +59,15 @@ async fn dribble(mut client: TcpStream) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_and_bodies_that_dribble_end_by_themselves() {
     const EACH: usize = 200;
-    const MANAGER: [&str; 3] = [
-        "/filter_chains/0/filters/0/typed_config/request_headers_timeout",
-        "/filter_chains/0/filters/0/typed_config/request_timeout",
-        "/filter_chains/0/filters/0/typed_config/common_http_protocol_options/idle_timeout",
+    // Both begin with a request's first byte: apart, so that it is known which of them ends it.
+    const TIMEOUTS: [(&str, &str); 3] = [
+        ("/filter_chains/0/filters/0/typed_config/request_headers_timeout", "2s"),
+        ("/filter_chains/0/filters/0/typed_config/request_timeout", "6s"),
+        ("/filter_chains/0/filters/0/typed_config/common_http_protocol_options/idle_timeout", "2s"),
     ];
     let engine = Recorder::start(Behaviour::Answer).await.unwrap();
     let fine = pool("fine", vec![endpoint("e", engine.addr(), 1.0)]);
-    let envoy = gateway(vec![fine], MANAGER.map(|pointer| (pointer, json!("2s"))).to_vec()).await;
+    let envoy = gateway(vec![fine], TIMEOUTS.map(|(pointer, time)| (pointer, json!(time))).to_vec()).await;
     let before = envoy.rss_bytes().unwrap();
     let mut clients = Vec::new();
     for _ in 0..EACH {
