@@ -16,7 +16,7 @@ use harness::{Envoy, EnvoyOptions, ProberProcess, eventually};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use common::{DEADLINE, Site, applied, chat, engine, free_address};
+use common::{DEADLINE, Site, applied, chat, engine, explained, free_address};
 
 const CAP: usize = 8;
 
@@ -106,8 +106,16 @@ async fn a_hot_restart_loses_nothing_and_keeps_the_cap() {
     at_the_engine(&engine, CAP - 2).await;
     let newcomers = Newcomers::begin(gateway);
     let new = start(&site, &prober, gateway, Some(Generation { epoch: 1, ..generation })).await;
-    reported(&prober, CAP - 2).await;
-    // The new one knows what the old one has: of twelve, two are let in.
+    eventually("the new one knows what the old one has", DEADLINE, async || {
+        let decision = explained(&new).await.decision();
+        let elsewhere = decision["candidates"][0]["elsewhere"].as_u64().unwrap_or_default();
+        ensure!(elsewhere >= CAP as u64 - 2, "{decision}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    engine.reset_max();
+    // Of twelve, two are let in at a time.
     let crowd = tokio::spawn(load::burst_at_once(gateway, 12, Call::chat("m", "hello", 20)));
     let crowd = crowd.await.unwrap();
     assert_eq!(crowd.ok(), 12, "{:?}", crowd.by_status());
@@ -123,7 +131,7 @@ async fn a_hot_restart_loses_nothing_and_keeps_the_cap() {
         engine.state().in_flight_max
     );
     assert!(lost.is_empty(), "{lost:?}");
-    // What both let in before they had heard of each other: the newcomer, and no more.
+    // A newcomer may be let in by what was heard an interval ago.
     assert!(engine.state().in_flight_max <= CAP + 1, "{}", engine.state().in_flight_max);
     new.idle(DEADLINE).await.unwrap();
     let ended = tokio::time::timeout(std::time::Duration::from_secs(60), old.process().wait()).await;
