@@ -5,6 +5,7 @@
 //! Only what is not YAML ends the reading.
 
 mod checked;
+mod health;
 mod networks;
 mod raw;
 mod reach;
@@ -25,9 +26,13 @@ use crate::caps::Sizing;
 use crate::engine::access::{Access, May};
 use crate::store::Place;
 use crate::tls;
+pub use health::Health;
 pub use networks::Networks;
 pub use reach::{EngineTls, KeyPlace, Reach};
 pub use signals::{Dcgm, Signals, Whose};
+
+/// The longest that an endpoint may be given to become empty.
+pub const LONGEST_DRAIN: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 /// A checked configuration.
 #[derive(Debug, Clone)]
@@ -54,6 +59,8 @@ pub struct Config {
     pub probe: Probe,
     /// How to check health.
     pub health: Health,
+    /// How long a drained or removed endpoint may take to become empty, when nothing else is said.
+    pub drain_deadline: Duration,
     /// Decision records kept per pool.
     pub decisions_keep: usize,
     /// How to watch load.
@@ -96,19 +103,6 @@ pub struct Probe {
     pub sweep_max: u32,
     /// Bounds of measured weights.
     pub clamp: Clamp,
-}
-
-/// How to check health.
-#[derive(Debug, Clone, Copy)]
-pub struct Health {
-    /// How often.
-    pub interval: Duration,
-    /// The longest that one check may take.
-    pub timeout: Duration,
-    /// Failures in a row that make an endpoint unhealthy.
-    pub unhealthy_after: u32,
-    /// Successes in a row that make it healthy again.
-    pub healthy_after: u32,
 }
 
 /// One pool.

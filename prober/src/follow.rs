@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Registration;
-use crate::members::LEAVE_MS;
 use crate::registrations;
 use crate::registry::{History, News, Origin, Registry};
 use crate::service::{Asked, Service, now_ms};
@@ -59,7 +59,7 @@ async fn take_in(service: &Service, news: &BTreeSet<Key>) {
         service.change(|registry| {
             for (id, registration) in &registered {
                 match registration {
-                    None => removed(registry, id, now),
+                    None => removed(registry, id, service.config.drain_deadline, now),
                     Some(registration) => {
                         if let Some(address) = addresses.get(*id) {
                             registrations::take_up(service, registry, registration.clone(), *address);
@@ -88,11 +88,11 @@ async fn take_in(service: &Service, news: &BTreeSet<Key>) {
 }
 
 /// Another prober has removed a registration.
-fn removed(registry: &mut Registry, id: &str, now: u64) {
+fn removed(registry: &mut Registry, id: &str, deadline: Duration, now: u64) {
     if let Ok(endpoint) = registry.get_mut(id)
         && endpoint.origin == Origin::Api
     {
-        endpoint.leaving_at_ms.get_or_insert(now + LEAVE_MS);
+        endpoint.remove("removed at another prober", deadline, now);
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
         let registration = json!({"pool": "p", "id": "e", "address": "127.0.0.1:9"});
         service.store.put(vec![Change::put(Table::Registrations, "e", &registration).unwrap()]);
         take_in(&service, &news).await;
-        let leaves = || service.read(|registry| registry.get("e").map(|endpoint| endpoint.leaving_at_ms.is_some()));
+        let leaves = || service.read(|registry| registry.get("e").map(|endpoint| endpoint.removal.is_some()));
         assert_eq!(leaves(), Ok(false));
         service.store.put(vec![Change::remove(Table::Registrations, "e")]);
         take_in(&service, &news).await;

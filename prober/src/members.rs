@@ -15,7 +15,7 @@ use weighbridge_routing::snapshot::is_id;
 use crate::config::{self, Networks};
 use crate::engine::access::{Access, May};
 use crate::registrations;
-use crate::registry::Origin;
+use crate::registry::{Going, Origin, Progress, Registry};
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Table};
 use crate::watch;
@@ -24,12 +24,8 @@ use crate::watch;
 const RESOLVE: Duration = Duration::from_secs(10);
 /// The most alarms of members.
 const MAX_ALARMS: usize = 32;
-/// How often leaving endpoints are looked at.
+/// How often endpoints on their way out are looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long Envoys may take to hear that an endpoint drains.
-const TOLD: Duration = Duration::from_secs(2);
-/// How long a leaving endpoint may take to become empty.
-pub const LEAVE_MS: u64 = 60_000;
 
 /// Keeps the members until `shutdown`, then waits for the watchers.
 pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
@@ -42,7 +38,7 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
                 resolve_all(&service).await;
                 resolved = Instant::now();
             }
-            release_leaving(&service).await;
+            look_at_going(&service).await;
         };
         if shutdown.run_until_cancelled(slow).await.is_none() {
             break;
@@ -174,7 +170,7 @@ fn take_over(
         .filter(|(id, _)| is_id(id))
         .collect();
     let origin = Origin::File(written.id.clone());
-    let now = now_ms();
+    let (now, deadline) = (now_ms(), service.config.drain_deadline);
     let mut refused = Vec::new();
     service.change(|registry| {
         let stale: Vec<String> = registry
@@ -185,7 +181,7 @@ fn take_over(
             .collect();
         for id in stale {
             if let Ok(endpoint) = registry.get_mut(&id) {
-                endpoint.leaving_at_ms.get_or_insert(now + LEAVE_MS);
+                endpoint.remove("its name does not resolve to this address any more", deadline, now);
             }
         }
         // After those that leave: an address may only have got another id.
@@ -207,40 +203,60 @@ fn id_of(id: &str, address: SocketAddr) -> String {
     format!("{id}-{ip}-{}", address.port())
 }
 
-/// Forgets leaving endpoints that are empty, or late.
-async fn release_leaving(service: &Service) {
-    let leaving: Vec<(String, SocketAddr, u64, Option<u64>)> = service.read(|registry| {
-        let all = registry.endpoints().iter();
-        all.filter_map(|(id, endpoint)| {
-            Some((id.clone(), endpoint.address, endpoint.leaving_at_ms?, endpoint.signals.running))
-        })
-        .collect()
-    });
-    for (id, address, at_ms, running) in leaving {
-        // Envoys must know that it drains before it can be called empty.
-        let told = service.xds.wait_applied(service.version(), TOLD).await;
-        // Without an Envoy to ask, the engine's own count decides; without either, the deadline.
-        let empty = if service.admins.is_empty() { running == Some(0) } else { service.admins.idle(address).await };
-        if !(told && empty) && now_ms() < at_ms {
-            continue;
-        }
-        let _order = service.order.lock().await;
-        // It may have come back while Envoys were asked.
-        let forgotten = service.change(|registry| {
-            let leaving = registry.get(&id).is_ok_and(|endpoint| endpoint.leaving_at_ms.is_some());
-            leaving.then(|| registry.forget(&id)).flatten()
+/// Looks how far endpoints are that take no more requests, and forgets those that are to be forgotten once they are empty,
+/// or late.
+async fn look_at_going(service: &Service) {
+    let going = service.note(Registry::going);
+    if going.is_empty() {
+        return;
+    }
+    let connected = service.xds.envoys().iter().filter(|envoy| envoy.connected).count();
+    for Going { id, address, version, empty } in going {
+        let told = service.xds.wait_applied(version, Duration::ZERO).await;
+        let others = service.store.is_shared();
+        let left = service.read(|registry| registry.left(&id, connected, others, now_ms())).count();
+        // Nothing new can come, so what was confirmed once is not asked for again.
+        let left = if empty && left == Some(0) { left } else { left_in_envoys(service, address, left).await };
+        let (news, forget) = service.note(|registry| {
+            let now_ms = now_ms();
+            (registry.looked_at(&id, told, left, now_ms), registry.may_be_forgotten(&id, now_ms))
         });
-        if forgotten.is_none() {
-            continue;
+        match news {
+            Some(Progress::Drained) => tracing::info!(endpoint = id, "drained: nothing is left there"),
+            Some(Progress::Overdue) => tracing::warn!(endpoint = id, left, "not empty at its deadline"),
+            Some(Progress::Draining) | None => {}
         }
-        tracing::info!(endpoint = id, "forgotten");
-        let tables = [Table::Pins, Table::Drains, Table::Last, Table::History, Table::Epochs, Table::Averages];
-        // What another prober has removed already is gone; who has registered there since is not.
-        let known = |table: &Table| service.store.get::<IgnoredAny>(*table, &id).is_some();
-        if !known(&Table::Registrations) {
-            let changes = tables.into_iter().filter(known).map(|table| Change::remove(table, &id));
-            service.remember(changes.collect()).await;
+        if forget {
+            self::forget(service, &id).await;
         }
+    }
+}
+
+/// What is left, when Envoys' admin interfaces can be asked, too: they know of requests that no filter has counted, and where
+/// nobody else tells they are the only ones that do.
+async fn left_in_envoys(service: &Service, address: SocketAddr, left: Option<u64>) -> Option<u64> {
+    match left {
+        Some(0) | None if !service.admins.is_empty() => service.admins.idle(address).await.then_some(0),
+        left => left,
+    }
+}
+
+async fn forget(service: &Service, id: &str) {
+    let _order = service.order.lock().await;
+    // It may have come back meanwhile.
+    let forgotten = service.change(|registry| {
+        let may = registry.may_be_forgotten(id, now_ms());
+        may.then(|| registry.forget(id)).flatten()
+    });
+    let Some(endpoint) = forgotten else { return };
+    let left = endpoint.emptying.and_then(|emptying| emptying.left);
+    tracing::info!(endpoint = id, left, "forgotten");
+    let tables = [Table::Pins, Table::Drains, Table::Last, Table::History, Table::Epochs, Table::Averages];
+    // What another prober has removed already is gone; who has registered there since is not.
+    let known = |table: &Table| service.store.get::<IgnoredAny>(*table, id).is_some();
+    if !known(&Table::Registrations) {
+        let changes = tables.into_iter().filter(known).map(|table| Change::remove(table, id));
+        service.remember(changes.collect()).await;
     }
 }
 

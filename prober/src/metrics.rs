@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry as Metrics;
 use weighbridge_routing::snapshot::wire::State;
 
 use crate::api::word;
+use crate::registry::Progress;
 use crate::service::{Service, now_ms};
 
 type Labels = Vec<(&'static str, String)>;
@@ -43,6 +44,7 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let state = family("state", "1 for the state in force");
     let pinned = family("pinned", "1 where an operator has set the weight");
     let healthy = family("healthy", "1 where the health checks succeed");
+    let overdue = family("drain_overdue", "1 where requests were left when a drain or removal was to be over");
     let alarm = family("alarm", "1 where something is wrong with the endpoint");
     let running = family("engine_running", "Requests that the engine runs");
     let waiting = family("engine_waiting", "Requests in the engine's own queue");
@@ -61,6 +63,12 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let envoys = family("envoys_connected", "Envoys that are connected");
     let probes = Family::<Labels, Counter>::default();
     metrics.register("probes", "Probes by kind and result, since the prober started", probes.clone());
+    let token_checks = Family::<Labels, Counter>::default();
+    metrics.register(
+        "token_checks",
+        "Requests for one token by what came of them, since the prober started",
+        token_checks.clone(),
+    );
     let decisions = Family::<Labels, Counter>::default();
     metrics.register("decisions", "Decision records by result, since the prober started", decisions.clone());
     let counts = service.decisions.counts();
@@ -96,6 +104,10 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             let labels = vec![("pool", pool.clone()), ("kind", word(kind)), ("result", word(outcome))];
             probes.get_or_create(&labels).inc_by(*count);
         }
+        for ((pool, result), count) in registry.token_checks() {
+            let labels = vec![("pool", pool.clone()), ("result", (*result).to_owned())];
+            token_checks.get_or_create(&labels).inc_by(*count);
+        }
         let verdicts = registry.verdicts();
         for (id, endpoint) in registry.endpoints() {
             let Some(verdict) = verdicts.get(id.as_str()) else { continue };
@@ -105,8 +117,10 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             };
             set(&weight, verdict.weight.get());
             set(&pinned, f64::from(u8::from(endpoint.pin.is_some())));
-            set(&healthy, f64::from(u8::from(endpoint.health.healthy)));
+            set(&healthy, f64::from(u8::from(endpoint.health.healthy())));
             set(&alarm, f64::from(u8::from(endpoint.alarms().is_some() || endpoint.signals.alarm.is_some())));
+            let late = endpoint.progress(now_ms()) == Some(Progress::Overdue);
+            set(&overdue, f64::from(u8::from(late)));
             set(&cap, verdict.cap.into());
             let source = ("source", verdict.cap_source.as_str().to_owned());
             cap_source.get_or_create(&[labels.clone(), vec![source]].concat()).set(1.0);

@@ -103,10 +103,7 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
             } else if demands.iter().any(|(asked, _)| asked == id) && now_ms >= endpoint.not_before_ms {
                 when_idle.push(job(ProbeKind::Demand, false));
             }
-            let able = endpoint.health.checked
-                && endpoint.health.healthy
-                && endpoint.leaving_at_ms.is_none()
-                && endpoint.drain.is_none();
+            let able = endpoint.health.checked && endpoint.health.healthy() && !endpoint.goes();
             if !leads || !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Watching one endpoint: is it healthy, what does it run, what is it.
+//! Watching one endpoint: is it healthy, does it generate, what does it run, what is it.
 //!
 //! Besides: exporters of GPU figures, and moving averages on their way into the store.
 //!
@@ -9,16 +9,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Brand, EngineError};
-use crate::registry::{CheckFailure, Identity, Seen};
+use crate::registry::{CheckFailure, Identity, Seen, Tried};
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Table};
 
 /// The longest that a scrape may take.
 const SCRAPE: Duration = Duration::from_secs(1);
+/// How often it is looked at whether an engine is to be asked for a token, at least.
+const LOOK: Duration = Duration::from_millis(500);
 /// How often moving averages are stored.
 const STORE_AVERAGES: Duration = Duration::from_secs(5);
 
@@ -27,6 +29,7 @@ pub async fn run(service: Arc<Service>, id: String, address: SocketAddr, shutdow
     tokio::select! {
         () = shutdown.cancelled() => {}
         () = health(&service, &id, address) => {}
+        () = tokens(&service, &id, address) => {}
         () = signals(&service, &id, address) => {}
     }
 }
@@ -36,41 +39,80 @@ fn is_there(service: &Service, id: &str, address: SocketAddr) -> bool {
 }
 
 async fn health(service: &Service, id: &str, address: SocketAddr) {
-    let settings = service.config.health;
-    let mut ticks = interval(settings.interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let settings = &service.config.health;
     loop {
-        ticks.tick().await;
-        let result = service.engines.health(address, settings.timeout).await.map_err(CheckFailure::from);
+        let begun = Instant::now();
+        let result = service.engines.health(address, &settings.path, settings.timeout).await;
         if !is_there(service, id, address) {
             return;
         }
-        let why = result.as_ref().err().map(|failure| failure.message.clone());
-        let (first, seen) = service.note(|registry| {
+        let (first, seen, pace) = service.note(|registry| {
             let first = registry.get(id).is_ok_and(|endpoint| !endpoint.health.checked);
-            (first, registry.checked(id, result, settings, now_ms()))
+            let seen = registry.checked(id, result.map_err(CheckFailure::from), settings, now_ms());
+            let pace = registry.get(id).map_or(settings.interval, |endpoint| endpoint.health.pace(settings));
+            (first, seen, pace)
         });
-        if seen.verdict {
-            match &why {
-                None => tracing::info!(endpoint = id, "healthy"),
-                Some(why) => tracing::warn!(endpoint = id, why, "unhealthy"),
-            }
-        }
         take_in(service, id, seen).await;
         if first && !seen.publish {
             service.wake.notify_waiters();
         }
+        sleep_until(begun + pace).await;
     }
 }
 
-/// Publishes what depends on what was seen, and stores what must survive.
+/// Asks for one token where nothing else has proven for long that they come. Never through the gateway: an Envoy counts
+/// nothing of it. While it is under way no burst begins at the engine, and none is under way when it begins.
+async fn tokens(service: &Service, id: &str, address: SocketAddr) {
+    let settings = &service.config.health;
+    let Some(every) = settings.generate_every else { return std::future::pending().await };
+    loop {
+        sleep(LOOK.min(every)).await;
+        if !is_there(service, id, address) {
+            return;
+        }
+        let asked = service.read(|registry| {
+            let patience = registry.token_due(id, settings, now_ms())?;
+            let model = registry.served_model(&registry.get(id).ok()?.pool).to_owned();
+            Some((patience, model))
+        });
+        let Some((patience, model)) = asked else { continue };
+        let Some(_only) = service.exclusive(address) else { continue };
+        let since_ms = now_ms();
+        let tried = match timeout(patience, service.engines.token(address, &model)).await {
+            Ok(Ok(())) => Tried::Token,
+            Ok(Err(error)) => error.into(),
+            Err(_) => Tried::Nothing(patience),
+        };
+        if !is_there(service, id, address) {
+            return;
+        }
+        tracing::debug!(endpoint = id, result = tried.as_str(), "asked for a token");
+        let seen = service.note(|registry| registry.token_tried(id, tried, since_ms, settings, now_ms()));
+        take_in(service, id, seen).await;
+    }
+}
+
+/// Says, publishes and stores what follows from what was seen.
 async fn take_in(service: &Service, id: &str, seen: Seen) {
+    if seen.verdict {
+        let why = service.read(|registry| {
+            let health = &registry.get(id).ok()?.health;
+            (!health.healthy()).then(|| health.last_error().unwrap_or_default().to_owned())
+        });
+        match why {
+            None => tracing::info!(endpoint = id, "healthy"),
+            Some(why) => tracing::warn!(endpoint = id, why, "unhealthy"),
+        }
+    }
     if seen.publish {
         service.change(|_| ());
     }
-    if !seen.restarted {
-        return;
+    if seen.restarted {
+        remember_epoch(service, id).await;
     }
+}
+
+async fn remember_epoch(service: &Service, id: &str) {
     let epoch = service.read(|registry| registry.get(id).map(|endpoint| endpoint.epoch));
     if let Ok(change) = epoch.map(|epoch| Change::put(Table::Epochs, id, &epoch))
         && let Ok(change) = change
@@ -157,5 +199,7 @@ async fn identify(service: &Service, id: &str, address: SocketAddr) {
     }
     let identity = Identity { fingerprint: format!("{told}{cache_config}"), window, kv_tokens };
     let keep_ms = service.config.probe.keep.as_millis() as u64;
-    service.change(|registry| registry.identified(id, identity, keep_ms, now_ms()));
+    if service.change(|registry| registry.identified(id, identity, keep_ms, now_ms())) {
+        remember_epoch(service, id).await;
+    }
 }

@@ -13,7 +13,7 @@ use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
 use crate::config::{self, EngineTls, Reach};
 use crate::engine::access::Access;
-use crate::members::{LEAVE_MS, Resolved, resolve};
+use crate::members::{Resolved, resolve};
 use crate::registry::{Origin, Registered, RegistryError};
 use crate::service::{Service, now_ms};
 use crate::store::{Change, Stored, Table};
@@ -142,7 +142,8 @@ pub(super) async fn register(
     Ok((status, Json(view.ok_or(RegistryError::NoEndpoint(id))?)))
 }
 
-/// Drains an endpoint, then forgets it: 202, since that takes its time, and so may the store.
+/// Drains an endpoint, then forgets it, when it is empty, and after `drain.deadline` in any case (or at the deadline of its
+/// drain, when it has one): 202, since that takes its time, and so may the store. `removal` of the endpoint says how far it is.
 #[utoipa::path(delete, path = "/v1/endpoints/{id}",
     responses((status = 202, body = EndpointView), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
 pub(super) async fn remove(
@@ -155,7 +156,7 @@ pub(super) async fn remove(
         if matches!(endpoint.origin, Origin::File(_)) {
             return Err(RegistryError::FromFile(id.clone()));
         }
-        endpoint.leaving_at_ms.get_or_insert(now_ms() + LEAVE_MS);
+        endpoint.remove("removed by DELETE", service.config.drain_deadline, now_ms());
         EndpointView::one(registry, &id).ok_or(RegistryError::NoEndpoint(id.clone()))
     })?;
     service.remember(vec![Change::remove(Table::Registrations, &id)]).await;

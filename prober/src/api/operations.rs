@@ -1,6 +1,7 @@
 //! What operators do to an endpoint: probe, pin, drain.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Query, State};
@@ -13,6 +14,7 @@ use weighbridge_routing::weight::Weight;
 
 use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::{EndpointView, ProbeView};
+use crate::config::LONGEST_DRAIN;
 use crate::registry::{Drain, Endpoint, Pin, RegistryError};
 use crate::service::{Demand, Service, now_ms};
 use crate::store::{Change, StoreError, Stored, Table};
@@ -48,7 +50,7 @@ pub(super) async fn probe(
 ) -> Result<Response, ApiError> {
     let Query(query) =
         query.map_err(|rejection| ApiError::new(StatusCode::BAD_REQUEST, "invalid_query", rejection.body_text()))?;
-    let healthy = service.read(|registry| registry.get(&id).map(|endpoint| endpoint.health.healthy))?;
+    let healthy = service.read(|registry| registry.get(&id).map(|endpoint| endpoint.health.healthy()))?;
     if !healthy && !query.force {
         let message = format!("{id} is unhealthy: it is probed when it is back, or now with force=true");
         return Err(ApiError::new(StatusCode::CONFLICT, "unhealthy", message));
@@ -82,6 +84,8 @@ pub(super) struct DrainBody {
     /// Why, for the next person who looks
     #[serde(default)]
     reason: String,
+    /// How many seconds it may take until it is empty, at most 604800; `drain.deadline` when left out
+    deadline_s: Option<u64>,
 }
 
 fn reason(text: String) -> Result<String, ApiError> {
@@ -141,7 +145,9 @@ pub(super) async fn unpin(State(service): State<Arc<Service>>, Path(id): Path<St
     apply(&service, &id, |endpoint| endpoint.pin = None, stored).await
 }
 
-/// Sends an endpoint no new requests; those under way finish.
+/// Sends an endpoint no new requests; those under way finish. `drain` of the endpoint says how many are left, and whether it is
+/// `draining`, `drained` (none are), or `overdue` (some are, or may be, and the deadline has passed). It stays drained until that is
+/// undone, whatever the deadline. Asked for again, reason and deadline are the new ones.
 #[utoipa::path(put, path = "/v1/endpoints/{id}/drain", request_body = DrainBody,
     responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
 pub(super) async fn drain(
@@ -149,9 +155,22 @@ pub(super) async fn drain(
     Path(id): Path<String>,
     Body(body): Body<DrainBody>,
 ) -> Result<Changed, ApiError> {
-    let drain = Drain { reason: reason(body.reason)?, at_ms: now_ms() };
+    let deadline = match body.deadline_s.map(Duration::from_secs) {
+        None => service.config.drain_deadline,
+        Some(deadline) if deadline <= LONGEST_DRAIN => deadline,
+        Some(deadline) => {
+            let (seconds, most) = (deadline.as_secs(), LONGEST_DRAIN.as_secs());
+            let message = format!("deadline_s is {seconds}: expected at most {most}");
+            return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", message));
+        }
+    };
+    let at_ms = now_ms();
+    let until_ms = Some(at_ms.saturating_add(deadline.as_millis() as u64));
+    let drain = Drain { reason: reason(body.reason)?, at_ms, until_ms };
     let stored = Change::put(Table::Drains, &id, &drain);
-    apply(&service, &id, |endpoint| endpoint.drain = Some(drain), stored).await
+    let changed = apply(&service, &id, |endpoint| endpoint.set_drain(Some(drain)), stored).await;
+    service.members.notify_one();
+    changed
 }
 
 /// Takes an endpoint back into service.
@@ -159,5 +178,5 @@ pub(super) async fn drain(
     responses((status = 200, body = EndpointView), (status = 202, body = EndpointView), (status = 404, body = ErrorBody)))]
 pub(super) async fn undrain(State(service): State<Arc<Service>>, Path(id): Path<String>) -> Result<Changed, ApiError> {
     let stored = Ok(Change::remove(Table::Drains, &id));
-    apply(&service, &id, |endpoint| endpoint.drain = None, stored).await
+    apply(&service, &id, |endpoint| endpoint.set_drain(None), stored).await
 }

@@ -34,7 +34,10 @@ pub(super) struct EndpointView {
     /// RFC 3339
     measured_at: Option<String>,
     pin: Option<PinView>,
-    drain: Option<DrainView>,
+    /// An operator has taken it out of service.
+    drain: Option<LeavingView>,
+    /// It is going to be forgotten.
+    removal: Option<LeavingView>,
     /// The most requests that the filters let it have at once.
     max_in_flight: u32,
     /// `hand`, `measured` or `weight`
@@ -106,10 +109,18 @@ struct PinView {
     since: String,
 }
 
+/// An endpoint that takes no more requests.
 #[derive(Debug, Serialize, ToSchema)]
-struct DrainView {
+struct LeavingView {
     reason: String,
+    /// RFC 3339
     since: String,
+    /// When it was to be empty, RFC 3339
+    deadline: Option<String>,
+    /// `draining`, `drained` (no request is left there), or `overdue` (one may be, and the deadline has passed)
+    state: String,
+    /// Requests left there, as the Envoys report, else as the engine tells; nothing when nobody can tell.
+    in_flight: Option<u64>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -117,7 +128,12 @@ struct HealthView {
     healthy: bool,
     /// Whether there has been a check at all.
     checked: bool,
+    /// Whether it answers health checks, whatever it generates.
+    answers: bool,
+    /// What the last check said when it failed, else why no token is to be expected.
     last_error: Option<String>,
+    /// When it was last known to generate, RFC 3339
+    last_token: Option<String>,
 }
 
 /// What the engine, exporters, Envoys and served requests tell. What is stale is missing.
@@ -239,6 +255,19 @@ impl SignalsView {
     }
 }
 
+impl LeavingView {
+    fn new(endpoint: &Endpoint, reason: &str, at_ms: u64, until_ms: Option<u64>) -> Self {
+        let emptying = endpoint.emptying.unwrap_or_default();
+        LeavingView {
+            reason: reason.to_owned(),
+            since: time(at_ms),
+            deadline: until_ms.map(time),
+            state: word(&emptying.progress(until_ms, now_ms())),
+            in_flight: emptying.left,
+        }
+    }
+}
+
 impl From<&Step> for StepView {
     fn from(step: &Step) -> Self {
         let Step { concurrency, throughput_tps, per_request_tps, ttft_ms } = *step;
@@ -288,16 +317,22 @@ impl EndpointView {
             drain: endpoint
                 .drain
                 .as_ref()
-                .map(|drain| DrainView { reason: drain.reason.clone(), since: time(drain.at_ms) }),
+                .map(|drain| LeavingView::new(endpoint, &drain.reason, drain.at_ms, drain.until_ms)),
+            removal: endpoint
+                .removal
+                .as_ref()
+                .map(|removal| LeavingView::new(endpoint, removal.reason, removal.at_ms, Some(removal.until_ms))),
             max_in_flight: verdict.cap,
             cap_source: verdict.cap_source.as_str(),
             context_window: endpoint.context_window(),
             kv_tokens: endpoint.kv_tokens,
             epoch: endpoint.epoch.value,
             health: HealthView {
-                healthy: endpoint.health.healthy,
+                healthy: endpoint.health.healthy(),
                 checked: endpoint.health.checked,
-                last_error: endpoint.health.last_error.clone(),
+                answers: endpoint.health.answers(),
+                last_error: endpoint.health.last_error().map(str::to_owned),
+                last_token: endpoint.health.tokens.proven_ms().map(time),
             },
             signals: SignalsView::new(registry, id, endpoint),
             alarm: endpoint.alarms(),

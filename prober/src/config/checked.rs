@@ -9,9 +9,12 @@ use weighbridge_routing::snapshot::admission::MAX_WAIT_MS;
 use weighbridge_routing::snapshot::{MAX_DECISIONS_PER_SECOND, MAX_MODEL_BYTES, Snapshot, SnapshotError, is_id, wire};
 use weighbridge_routing::weight::{Clamp, Weight};
 
+use super::health::health;
 use super::networks::networks;
 use super::signals::signals;
-use super::{Config, Endpoint, FieldError, Health, KeyPlace, Networks, Pool, Probe, Reach, Stands, Tls, raw};
+use super::{
+    Config, Endpoint, FieldError, KeyPlace, LONGEST_DRAIN, Networks, Pool, Probe, Reach, Stands, Tls, raw,
+};
 use crate::caps::Sizing;
 use crate::store::redis::redacted;
 use crate::store::{Place, RedisUrl};
@@ -75,14 +78,9 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     let prefix_bytes = size(&raw.filter.prefix_bytes);
     let expected = "a size such as 64KiB, or 0 for no affinity";
     check.that(prefix_bytes.is_some(), "filter.prefix_bytes", &raw.filter.prefix_bytes, expected);
-    let health = Health {
-        interval: check.duration("health.interval", &raw.health.interval, Duration::from_millis(50)),
-        timeout: check.duration("health.timeout", &raw.health.timeout, Duration::from_millis(10)),
-        unhealthy_after: raw.health.unhealthy_after,
-        healthy_after: raw.health.healthy_after,
-    };
-    check.that(health.unhealthy_after > 0, "health.unhealthy_after", 0, "a number from 1");
-    check.that(health.healthy_after > 0, "health.healthy_after", 0, "a number from 1");
+    let health = health(&raw.health, check);
+    let drain_deadline = check.duration("drain.deadline", &raw.drain.deadline, Duration::ZERO);
+    check.that(drain_deadline <= LONGEST_DRAIN, "drain.deadline", &raw.drain.deadline, "at most 7days");
     let decisions = &raw.decisions;
     check.that(
         decisions.per_second <= MAX_DECISIONS_PER_SECOND,
@@ -121,6 +119,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         store,
         probe: probe?,
         health,
+        drain_deadline,
         decisions_keep: raw.decisions.keep as usize,
         signals,
         networks,

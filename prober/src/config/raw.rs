@@ -27,6 +27,8 @@ pub(super) struct Config {
     #[serde(default)]
     pub(super) health: Health,
     #[serde(default)]
+    pub(super) drain: Drain,
+    #[serde(default)]
     pub(super) signals: Signals,
     #[serde(default)]
     pub(super) decisions: Decisions,
@@ -160,15 +162,38 @@ impl Default for Probe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Health {
+    pub(super) path: String,
     pub(super) interval: String,
     pub(super) timeout: String,
     pub(super) unhealthy_after: u32,
     pub(super) healthy_after: u32,
+    pub(super) generate_every: String,
+    pub(super) generate_timeout: String,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Health { interval: "2s".into(), timeout: "1s".into(), unhealthy_after: 3, healthy_after: 1 }
+        Health {
+            path: "/health".into(),
+            interval: "2s".into(),
+            timeout: "1s".into(),
+            unhealthy_after: 3,
+            healthy_after: 1,
+            generate_every: "5m".into(),
+            generate_timeout: "30s".into(),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Drain {
+    pub(super) deadline: String,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Drain { deadline: "15m".into() }
     }
 }
 

@@ -81,12 +81,16 @@ static FILE: Kind = Kind::Section(&[
     field(
         "health",
         Kind::Section(&[
+            field("path", Kind::Text),
             field("interval", Kind::Duration),
             field("timeout", Kind::Duration),
             field("unhealthy_after", Kind::Count),
             field("healthy_after", Kind::Count),
+            field("generate_every", Kind::Duration),
+            field("generate_timeout", Kind::Duration),
         ]),
     ),
+    field("drain", Kind::Section(&[field("deadline", Kind::Duration)])),
     field("decisions", Kind::Section(&[field("per_second", Kind::Count), field("keep", Kind::Count)])),
     field(
         "signals",

@@ -68,12 +68,25 @@ impl Client {
         &self.book
     }
 
-    /// `GET /health` must answer 2xx.
+    /// `GET` of this path must answer 2xx.
     ///
     /// # Errors
     /// When it does not, within `timeout`.
-    pub async fn health(&self, engine: SocketAddr, timeout: Duration) -> Result<(), EngineError> {
-        self.get(engine, "/health", timeout).await.map(|_| ())
+    pub async fn health(&self, engine: SocketAddr, path: &str, timeout: Duration) -> Result<(), EngineError> {
+        self.get(engine, path, timeout).await.map(|_| ())
+    }
+
+    /// One chat completion of one token, whatever it says. Dropped, it is cancelled.
+    ///
+    /// # Errors
+    /// When there is no such answer.
+    pub async fn token(&self, engine: SocketAddr, model: &str) -> Result<(), EngineError> {
+        let body = chat(model, "Say yes.", 1);
+        let answer = read(self.engines.post(engine, CHAT, &body).await?, CHAT).await?;
+        match message(&answer) {
+            said if said.is_empty() => Ok(()),
+            said => Err(EngineError::Http(format!("{CHAT} answered 200 with an error inside: {said}"))),
+        }
     }
 
     /// The metrics.
@@ -184,12 +197,16 @@ impl Client {
             append(&mut body, &chunk, path)?;
         }
         if !status.is_success() {
-            return Err(EngineError::Status { path, status: status.as_u16(), message: message(&body) });
+            return Err(EngineError::Status {
+                path: path.to_owned(),
+                status: status.as_u16(),
+                message: message(&body),
+            });
         }
         Ok(parse_gpus(&String::from_utf8_lossy(&body)))
     }
 
-    async fn get(&self, engine: SocketAddr, path: &'static str, timeout: Duration) -> Result<String, EngineError> {
+    async fn get(&self, engine: SocketAddr, path: &str, timeout: Duration) -> Result<String, EngineError> {
         let answer = async { read(self.engines.get(engine, path).await?, path).await };
         let body = tokio::time::timeout(timeout, answer).await;
         let body = body.map_err(|_| EngineError::Http(format!("{path}: no answer within {timeout:?}")))??;
@@ -210,7 +227,7 @@ fn chat(model: &str, prompt: &str, tokens: u32) -> Value {
 }
 
 /// The body of a 2xx answer.
-async fn read(mut response: Answer, path: &'static str) -> Result<Vec<u8>, EngineError> {
+async fn read(mut response: Answer, path: &str) -> Result<Vec<u8>, EngineError> {
     let status = response.status();
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
@@ -219,10 +236,14 @@ async fn read(mut response: Answer, path: &'static str) -> Result<Vec<u8>, Engin
     if status.is_success() {
         return Ok(body);
     }
-    Err(EngineError::Status { path, status: status.as_u16(), message: response.without_key(message(&body)) })
+    Err(EngineError::Status {
+        path: path.to_owned(),
+        status: status.as_u16(),
+        message: response.without_key(message(&body)),
+    })
 }
 
-fn append(body: &mut Vec<u8>, chunk: &[u8], path: &'static str) -> Result<(), EngineError> {
+fn append(body: &mut Vec<u8>, chunk: &[u8], path: &str) -> Result<(), EngineError> {
     body.extend_from_slice(chunk);
     if body.len() > MAX_ANSWER {
         return Err(EngineError::Http(format!("{path}: more than 4 MiB")));
@@ -253,7 +274,7 @@ mod tests {
     #[tokio::test]
     async fn a_port_without_a_process_is_a_certain_loss() {
         let engine = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let error = Client::new().unwrap().health(engine, Duration::from_secs(5)).await.unwrap_err();
+        let error = Client::new().unwrap().health(engine, "/health", Duration::from_secs(5)).await.unwrap_err();
         assert_eq!(error.loss(), super::super::Loss::Certain, "{error}");
     }
 
@@ -262,7 +283,7 @@ mod tests {
         // Accepted by the system, answered by nobody.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let engine = listener.local_addr().unwrap();
-        let error = Client::new().unwrap().health(engine, Duration::from_millis(50)).await.unwrap_err();
+        let error = Client::new().unwrap().health(engine, "/health", Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(error.loss(), super::super::Loss::None, "{error}");
     }
 }

@@ -33,7 +33,7 @@ pub enum EngineError {
     #[error("{path} answered {status}{}", Said(.message))]
     Status {
         /// Which path.
-        path: &'static str,
+        path: String,
         /// The status.
         status: u16,
         /// What the engine said to it, shortened.

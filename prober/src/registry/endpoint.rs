@@ -2,14 +2,17 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weighbridge_routing::weight::Weight;
 
+use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
+use super::health::Health;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
 use crate::config;
-use crate::engine::{Loss, Signals};
+use crate::engine::Signals;
 
 /// Probe records kept per endpoint.
 const HISTORY: usize = 20;
@@ -25,16 +28,6 @@ pub struct Pin {
     #[serde(default)]
     pub reason: String,
     /// When it was set.
-    pub at_ms: u64,
-}
-
-/// An endpoint taken out by an operator.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Drain {
-    /// Why, in the operator's words.
-    #[serde(default)]
-    pub reason: String,
-    /// Since when.
     pub at_ms: u64,
 }
 
@@ -161,21 +154,6 @@ pub enum Outcome {
     Failed,
 }
 
-/// Health as the checks see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Health {
-    /// The verdict.
-    pub healthy: bool,
-    /// Whether there has been a check at all.
-    pub checked: bool,
-    /// Checks in a row that contradict the verdict.
-    pub(super) streak: u32,
-    /// What the failures since it was last seen to live tell of its process.
-    pub(super) loss: Loss,
-    /// What the last failed check said.
-    pub last_error: Option<String>,
-}
-
 /// Where an endpoint comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -200,8 +178,10 @@ pub struct Endpoint {
     pub pin: Option<Pin>,
     /// The operator's drain.
     pub drain: Option<Drain>,
-    /// To be forgotten when it is empty, and at this time at the latest.
-    pub leaving_at_ms: Option<u64>,
+    /// To be forgotten when it is empty, and at its deadline at the latest.
+    pub removal: Option<Removal>,
+    /// How far it is on its way out, for either reason.
+    pub emptying: Option<Emptying>,
     /// The measurement in force, with its key.
     pub kept: Option<Kept>,
     /// How its pool finds caps.
@@ -228,6 +208,10 @@ pub struct Endpoint {
     pub discovered_window: Option<u32>,
     /// The launch arguments, or what the engine tells that stands for them; `None` until it has been asked.
     pub fingerprint: Option<String>,
+    /// What it last said when it was asked that.
+    pub(super) said: Option<String>,
+    /// Its engine has started anew since it was last asked what it is.
+    pub(super) reborn: bool,
     /// What is wrong with its last probe, for people.
     pub alarm: Option<String>,
     /// Probes, newest last.
@@ -284,7 +268,12 @@ impl Endpoint {
             format!("the last sweep of concurrency failed: {why}; the cap {cap}")
         });
         let floor = self.measured.as_ref().and_then(Measured::alarm);
-        let all: Vec<String> = self.alarm.clone().into_iter().chain(sweep).chain(floor).collect();
+        let late = self.emptying.filter(|emptying| emptying.said == Some(Progress::Overdue));
+        let late = late.map(|emptying| match emptying.left {
+            Some(left) => format!("it was to be empty by now, and has {left} requests left"),
+            None => "it was to be empty by now, and nobody tells what it has left".into(),
+        });
+        let all: Vec<String> = self.alarm.clone().into_iter().chain(sweep).chain(floor).chain(late).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -300,7 +289,50 @@ impl Endpoint {
 
     /// Healthy, and nobody wants it gone.
     pub(super) fn available(&self) -> bool {
-        self.health.healthy && self.drain.is_none() && self.leaving_at_ms.is_none()
+        self.health.healthy() && !self.goes()
+    }
+
+    /// It is to take no more requests.
+    #[must_use]
+    pub fn goes(&self) -> bool {
+        self.drain.is_some() || self.removal.is_some()
+    }
+
+    /// An operator's drain begins, or goes on with another reason and deadline, or ends.
+    pub fn set_drain(&mut self, drain: Option<Drain>) {
+        self.drain = drain;
+        if !self.goes() {
+            self.emptying = None;
+        }
+    }
+
+    /// It is to be forgotten, if it is not already. A deadline that its drain has holds for that, too.
+    pub fn remove(&mut self, reason: &'static str, deadline: Duration, now_ms: u64) {
+        let drained_until_ms = self.drain.as_ref().and_then(|drain| drain.until_ms);
+        let until_ms = drained_until_ms.unwrap_or_else(|| now_ms.saturating_add(deadline.as_millis() as u64));
+        self.removal.get_or_insert(Removal { reason, at_ms: now_ms, until_ms });
+    }
+
+    /// It is not to be forgotten after all.
+    pub(super) fn stay(&mut self) {
+        self.removal = None;
+        if !self.goes() {
+            self.emptying = None;
+        }
+    }
+
+    /// Lets something happen to its engine's epoch. Whether that made it another one: then it has to be asked again what
+    /// it is, and what was known of its tokens is of another life.
+    pub(super) fn live(&mut self, happens: impl FnOnce(&mut Epoch), now_ms: u64) -> bool {
+        let before = self.epoch;
+        happens(&mut self.epoch);
+        let restarted = self.epoch != before;
+        if restarted {
+            self.fingerprint = None;
+            self.reborn = true;
+            self.health.tokens.restarted(now_ms);
+        }
+        restarted
     }
 
     /// Adds a probe to the history.
@@ -314,12 +346,5 @@ impl Endpoint {
     /// No probe before some time from now on.
     pub fn back_off(&mut self, now_ms: u64) {
         self.not_before_ms = now_ms.saturating_add(RETRY_MS);
-    }
-}
-
-impl Health {
-    /// Healthy until a check says otherwise: a prober that starts must not close a fleet that serves.
-    pub(super) fn unchecked() -> Self {
-        Health { healthy: true, checked: false, streak: 0, loss: Loss::None, last_error: None }
     }
 }

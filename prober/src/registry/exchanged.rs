@@ -18,6 +18,15 @@ impl Registry {
         self.exchange.report(report, exists, now_ms)?;
         let mut answer = Answer::default();
         for (name, told) in &report.pools {
+            for (id, row) in &told.endpoints {
+                // A complete answer had tokens to its end. What makes a failed engine healthy again, publishes: not this.
+                if row.served.is_some_and(|served| served.tps.n > 0)
+                    && let Some(endpoint) = self.endpoints.get_mut(id).filter(|endpoint| endpoint.pool == *name)
+                    && endpoint.health.tokens.error().is_none()
+                {
+                    endpoint.health.tokens.proven(now_ms);
+                }
+            }
             let known = told.endpoints.keys().filter_map(|id| {
                 let endpoint = self.endpoints.get(id).filter(|endpoint| endpoint.pool == *name)?;
                 Some((id.clone(), self.answer(&report.envoy, id, endpoint, now_ms)))

@@ -13,16 +13,21 @@
 
 //!
 //! - [`endpoint`]: one endpoint, and [`epoch`]: which life of its engine it is in.
+//! - [`health`]: whether it may serve, and [`tokens`]: whether it generates; [`drain`]: how it leaves.
 //! - [`watched`]: what health checks and metrics change; [`gpus`]: what exporters tell.
 //! - [`exchanged`]: what an Envoy is answered.
 //! - [`verdicts`]: weights, states, and the snapshot; [`versions`]: its number.
 //! - [`shared`]: what other probers have changed.
 
+mod drain;
 mod endpoint;
 mod epoch;
 mod exchanged;
 mod gpus;
+mod health;
+mod leaving;
 mod shared;
+mod tokens;
 mod verdicts;
 mod versions;
 mod watched;
@@ -38,15 +43,17 @@ use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
 
-pub use endpoint::{
-    Drain, Endpoint, Health, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject,
-};
+pub use drain::{Drain, Emptying, Left, Progress, Removal};
+pub use endpoint::{Endpoint, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
 pub use epoch::Epoch;
 pub use gpus::Gpus;
+pub use health::{CheckFailure, Health};
+pub use leaving::Going;
 pub use shared::{Mark, News};
+pub use tokens::{Tokens, Tried};
 pub use verdicts::{Verdict, WeightSource};
 pub use versions::Issued;
-pub use watched::{CheckFailure, Identity, Seen};
+pub use watched::{Identity, Seen};
 
 /// The most endpoints that the file does not name.
 pub const MAX_REGISTRATIONS: usize = 4096;
@@ -127,6 +134,8 @@ pub struct Registry {
     /// Which endpoints are under a burst, as the store says.
     marks: HashMap<String, Mark>,
     probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
+    /// Requests for one token, by pool and what came of them.
+    token_checks: BTreeMap<(String, &'static str), u64>,
     /// What Envoys report, and what follows from it.
     pub exchange: Exchange,
     /// How busy GPUs are.
@@ -182,6 +191,7 @@ impl Registry {
             burst_by: None,
             marks: HashMap::new(),
             probes: BTreeMap::new(),
+            token_checks: BTreeMap::new(),
             beside: String::new(),
             alarms: Vec::new(),
         }
@@ -272,7 +282,7 @@ impl Registry {
             if known.origin != origin && (known.written != written || known.address != address) {
                 return Err(RegistryError::FromFile(written.id));
             }
-            known.leaving_at_ms = None;
+            known.stay();
             if known.written == written && known.address == address {
                 return Ok(Registered::Reconnect);
             }
@@ -289,6 +299,7 @@ impl Registry {
             known.written = written;
             known.address = address;
             known.fingerprint = None;
+            known.said = None;
             known.health = Health::unchecked();
             known.registered = false;
             return Ok(Registered::Changed);
@@ -309,7 +320,8 @@ impl Registry {
             origin,
             pin: self.memory.pins.get(&id).cloned(),
             drain: self.memory.drains.get(&id).cloned(),
-            leaving_at_ms: None,
+            removal: None,
+            emptying: None,
             kept: None,
             sizing: pool_sizing.unwrap_or_default(),
             measured: None,
@@ -323,6 +335,8 @@ impl Registry {
             epoch: self.memory.epochs.get(&id).copied().unwrap_or_default(),
             discovered_window: None,
             fingerprint: None,
+            said: None,
+            reborn: false,
             alarm: None,
             history: self.memory.history.get(&id).map(|history| history.records.clone()).unwrap_or_default(),
             written,
@@ -361,6 +375,10 @@ impl Registry {
             return None;
         }
         endpoint.registered = true;
+        match &record.error {
+            None => endpoint.health.tokens.proven(record.at_ms),
+            Some(_) => endpoint.health.tokens.doubt(),
+        }
         let kept = match (record.throughput_tps, now.key) {
             (Some(throughput_tps), Some(key)) => {
                 // A sweep that failed does not take away the curve that it was to replace.

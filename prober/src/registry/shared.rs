@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Drain, History, Kept, Measurement, Pin};
+use super::drain::Drain;
+use super::endpoint::{History, Kept, Measurement, Pin};
 use super::epoch::Epoch;
 use super::versions::Issued;
 use super::{Endpoint, Registry};
@@ -57,7 +58,7 @@ impl Registry {
             News::Drain(drain) => {
                 put(&mut self.memory.drains, key, drain.clone());
                 if let Some(endpoint) = endpoint {
-                    endpoint.drain = drain;
+                    endpoint.set_drain(drain);
                 }
             }
             News::Result(result) => put(&mut self.memory.results, key, result),

@@ -1,6 +1,8 @@
 //! The rules of the registry.
 
 mod caps;
+mod health;
+mod leaving;
 
 use weighbridge_routing::snapshot::wire::State;
 use weighbridge_routing::weight::Weight;
@@ -146,7 +148,7 @@ fn failed(loss: Loss) -> Result<(), CheckFailure> {
 fn health_needs_several_failures_and_one_success() {
     let mut registry = registry(&["a"]);
     let mut check = |result| {
-        let verdict = registry.checked("a", result, settings(), 0).verdict;
+        let verdict = registry.checked("a", result, &settings(), 0).verdict;
         (verdict, seen(&registry, "a").2)
     };
     assert_eq!(check(failed(Loss::None)), (false, State::Ready));
@@ -186,7 +188,7 @@ fn a_restart_is_another_epoch_and_a_missed_scrape_is_not() {
 #[test]
 fn without_a_start_time_a_lost_process_is_another_epoch() {
     let mut registry = registry(&["a"]);
-    let check = |registry: &mut Registry, result| registry.checked("a", result, settings(), 9_000).restarted;
+    let check = |registry: &mut Registry, result| registry.checked("a", result, &settings(), 9_000).restarted;
     // Slow, or broken, but there.
     for _ in 0..4 {
         assert!(!check(&mut registry, failed(Loss::None)));
@@ -203,8 +205,9 @@ fn without_a_start_time_a_lost_process_is_another_epoch() {
     // Nobody listened: that once is enough, and it may be something else now.
     registry.identified("a", Identity::default(), 0, 0);
     assert!(!check(&mut registry, failed(Loss::Certain)));
-    let back = registry.checked("a", Ok(()), settings(), 9_000);
-    assert!(back.restarted && back.unidentified && !back.verdict);
+    assert_eq!(seen(&registry, "a").2, State::Unhealthy);
+    let back = registry.checked("a", Ok(()), &settings(), 9_000);
+    assert!(back.restarted && back.unidentified && back.verdict);
     assert_eq!(epoch(&registry), 10);
     assert!(!check(&mut registry, Ok(())));
     add(&mut registry, "a", "args");
@@ -281,7 +284,7 @@ fn versions_only_grow_and_only_when_something_changed() {
     let mut registry = registry(&["a"]);
     let first = registry.snapshot(100, 0).unwrap().version;
     assert_eq!((first, registry.snapshot(200, 0)), (100, None));
-    registry.get_mut("a").unwrap().drain = Some(Drain { reason: String::new(), at_ms: 0 });
+    registry.get_mut("a").unwrap().drain = Some(Drain { reason: String::new(), at_ms: 0, until_ms: None });
     assert_eq!(registry.snapshot(50, 0).unwrap().version, 101);
     // An Envoy that holds a higher one, from another prober or a lost store.
     assert_eq!(registry.snapshot(50, 500).unwrap().version, 501);
@@ -347,7 +350,7 @@ fn a_result_that_the_store_brings_late_spares_the_burst_only_while_it_is_young()
 fn operators_at_another_prober_are_obeyed_before_and_after_an_endpoint_comes() {
     let mut registry = registry(&["a"]);
     let pin = Pin { weight: Weight::try_new(2.5).unwrap(), reason: String::new(), at_ms: 1 };
-    let drain = Drain { reason: String::new(), at_ms: 1 };
+    let drain = Drain { reason: String::new(), at_ms: 1, until_ms: None };
     for id in ["a", "b"] {
         registry.learn(id, News::Pin(Some(pin.clone())), 1);
         registry.learn(id, News::Drain(Some(drain.clone())), 1);
@@ -369,7 +372,7 @@ fn two_probers_publish_the_same_content_under_the_same_version() {
     assert_eq!(b.snapshot(90, 0).unwrap(), first);
     assert_eq!(b.take_issued(), None);
     // Both change at once, and give two numbers to the same content: the higher one stays, and no third follows.
-    let drain = Drain { reason: String::new(), at_ms: 0 };
+    let drain = Drain { reason: String::new(), at_ms: 0, until_ms: None };
     for registry in [&mut a, &mut b] {
         registry.get_mut("e").unwrap().drain = Some(drain.clone());
     }

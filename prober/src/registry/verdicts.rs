@@ -142,9 +142,9 @@ fn rounded(speed_tps: f64) -> f64 {
 }
 
 fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State {
-    if endpoint.drain.is_some() || endpoint.leaving_at_ms.is_some() {
+    if endpoint.goes() {
         State::Draining
-    } else if !endpoint.health.healthy {
+    } else if !endpoint.health.healthy() {
         State::Unhealthy
     } else if endpoint.under_burst() && has_stand_in(id, members) {
         State::Probing
@@ -164,7 +164,7 @@ fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool 
 /// Whether somebody else can take the traffic meanwhile: seen to be healthy, not in doubt, and not new.
 fn has_stand_in(id: &str, members: &[(&str, &Endpoint)]) -> bool {
     members.iter().any(|(other, endpoint)| {
-        let sound = endpoint.health.checked && endpoint.health.streak == 0 && endpoint.available();
+        let sound = endpoint.health.is_sound() && endpoint.available();
         *other != id && sound && !endpoint.under_burst() && !is_new(other, endpoint, members)
     })
 }

@@ -1,26 +1,16 @@
-//! What watching an endpoint tells: health checks, metrics, and what the engine says it is.
+//! What watching an endpoint tells: health checks, tokens, metrics, and what the engine says it is.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Registry;
 use super::endpoint::{Kept, Measurement, Outcome, ProbeKind, ProbeRecord};
 use super::epoch::Epoch;
+use super::health::{CheckFailure, Checked};
 use super::shared::done_elsewhere;
-use super::{Endpoint, Registry};
+use super::tokens::Tried;
 use crate::config;
-use crate::engine::{EngineError, Loss, Signals};
-
-/// A health check that failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CheckFailure {
-    /// What went wrong, for people.
-    pub message: String,
-    /// What that tells of the process.
-    pub loss: Loss,
-}
-
-impl From<EngineError> for CheckFailure {
-    fn from(error: EngineError) -> Self {
-        CheckFailure { loss: error.loss(), message: error.to_string() }
-    }
-}
+use crate::engine::{EngineError, Signals};
 
 /// What followed from a check or a scrape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -48,54 +38,89 @@ pub struct Identity {
 
 impl Registry {
     /// One health check.
-    pub fn checked(&mut self, id: &str, result: Result<(), CheckFailure>, after: config::Health, now_ms: u64) -> Seen {
+    pub fn checked(
+        &mut self,
+        id: &str,
+        result: Result<(), CheckFailure>,
+        settings: &config::Health,
+        now_ms: u64,
+    ) -> Seen {
         let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
-        let health = &mut endpoint.health;
-        health.checked = true;
-        let ok = result.is_ok();
-        let failure = result.err();
-        health.loss = health.loss.max(failure.as_ref().map_or(Loss::None, |failure| failure.loss));
-        health.last_error = failure.map(|failure| failure.message);
-        let verdict = if ok == health.healthy {
-            health.streak = 0;
-            false
-        } else {
-            health.streak += 1;
-            health.streak >= if ok { after.healthy_after } else { after.unhealthy_after }
-        };
-        if verdict {
-            health.healthy = ok;
-            health.streak = 0;
+        let before = endpoint.health.healthy();
+        let Checked { answers_again, came_back } = endpoint.health.check(result, settings, now_ms);
+        let restarted = came_back && endpoint.live(|epoch| epoch.came_back(now_ms), now_ms);
+        if came_back || answers_again {
+            // It may have been started anew with other arguments.
+            endpoint.fingerprint = None;
         }
-        let mut restarted = false;
-        if ok && health.healthy {
-            let back = match std::mem::take(&mut health.loss) {
-                Loss::Certain => true,
-                Loss::Suspected => verdict,
-                Loss::None => false,
-            };
-            if back {
-                restarted = live(endpoint, |epoch| epoch.came_back(now_ms));
-            }
-            if back || verdict {
-                // It may have been started anew with other arguments.
-                endpoint.fingerprint = None;
-            }
-        }
+        let verdict = before != endpoint.health.healthy();
         Seen { verdict, publish: verdict || restarted, restarted, unidentified: endpoint.fingerprint.is_none() }
+    }
+
+    /// How long an engine may take for one token, when it is to be asked for one now; `None`: it is not.
+    ///
+    /// It is not while a burst runs or is about to, which tells the same; nor while it takes no requests or does not answer at
+    /// all. Nor while Envoys have requests there and it does not count its tokens: then nobody could tell a long answer
+    /// from none, and the filters judge what they have under way.
+    #[must_use]
+    pub fn token_due(&self, id: &str, settings: &config::Health, now_ms: u64) -> Option<Duration> {
+        let (every, endpoint) = (settings.generate_every?, self.endpoints.get(id)?);
+        let tokens = &endpoint.health.tokens;
+        let failed = tokens.error().is_some();
+        let serves = endpoint.health.checked && endpoint.health.answers() && !endpoint.goes();
+        let burst = endpoint.under_burst() || (!endpoint.registered && !failed);
+        let counts = endpoint.signals.fresh(now_ms, self.exchange.settings().stale_after_ms());
+        let counts = counts.is_some_and(|signals| signals.generated_tokens.is_some());
+        let blind = !failed && !counts && self.exchange.in_flight(id, now_ms) > 0;
+        let due = serves && !burst && !blind && tokens.due(every, now_ms);
+        due.then(|| tokens.patience(settings.generate_timeout))
+    }
+
+    /// What came of it; it was asked at `since_ms`.
+    pub fn token_tried(
+        &mut self,
+        id: &str,
+        tried: Tried,
+        since_ms: u64,
+        settings: &config::Health,
+        now_ms: u64,
+    ) -> Seen {
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
+        *self.token_checks.entry((endpoint.pool.clone(), tried.as_str())).or_default() += 1;
+        let before = endpoint.health.healthy();
+        let rule = (settings.path.as_str(), settings.unhealthy_after);
+        endpoint.health.tokens.tried(tried, since_ms, rule, now_ms);
+        let verdict = before != endpoint.health.healthy();
+        Seen { verdict, publish: verdict, restarted: false, unidentified: endpoint.fingerprint.is_none() }
+    }
+
+    /// How many requests for one token ended how, since the prober started, by pool.
+    #[must_use]
+    pub fn token_checks(&self) -> &BTreeMap<(String, &'static str), u64> {
+        &self.token_checks
     }
 
     /// One reading of its metrics. The old figures stay when there are no new ones: stale is not full.
     pub fn scraped(&mut self, id: &str, result: Result<Signals, EngineError>, now_ms: u64) -> Seen {
         let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
         let before = std::mem::take(&mut endpoint.signals);
+        let was_healthy = endpoint.health.healthy();
         let (mut restarted, mut resized, mut read) = (false, false, false);
         endpoint.signals = match result {
             Ok(signals) => {
-                restarted = live(endpoint, |epoch| epoch.told(signals.started_s));
-                if restarted {
+                let fell = before.generated_tokens.zip(signals.generated_tokens).is_some_and(|(was, is)| is < was);
+                let happens = |epoch: &mut Epoch| {
+                    epoch.told(signals.started_s);
+                    if fell {
+                        epoch.came_back(now_ms);
+                    }
+                };
+                restarted = endpoint.live(happens, now_ms);
+                let reconfigured = before.cache_config != signals.cache_config;
+                if reconfigured && !before.cache_config.is_empty() && !signals.cache_config.is_empty() {
                     endpoint.fingerprint = None;
                 }
+                endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
                 if let Some(requests) = signals.requests() {
                     self.exchange.scraped(id, requests, now_ms);
                 }
@@ -113,32 +138,52 @@ impl Registry {
         };
         let moved = read && endpoint.observe();
         let unidentified = endpoint.fingerprint.is_none();
-        Seen { verdict: false, publish: restarted || resized || moved, restarted, unidentified }
+        let verdict = was_healthy != endpoint.health.healthy();
+        Seen { verdict, publish: verdict || restarted || resized || moved, restarted, unidentified }
     }
 
     /// The engine has said what it is. A kept result for the same (node, model, launch arguments) that is younger than
-    /// `keep_ms`, or that another prober has measured, spares the registration burst; other arguments void what was
-    /// measured before.
-    pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) {
+    /// `keep_ms`, or that another prober has measured, spares the registration burst, also after a restart; other arguments
+    /// void what was measured before. An engine that says something else than last time is another one, even when the
+    /// arguments that are written for it are the same. Returns whether its epoch changed, and is to be stored.
+    pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) -> bool {
         let follows = self.follows();
         let Some(model) = self.endpoints.get(id).map(|endpoint| self.served_model(&endpoint.pool).to_owned()) else {
-            return;
+            return false;
         };
-        let Some(endpoint) = self.endpoints.get_mut(id) else { return };
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return false };
         endpoint.discovered_window = identity.window;
         endpoint.kv_tokens = endpoint.signals.kv_tokens.or(identity.kv_tokens).or(endpoint.kv_tokens);
+        let before = endpoint.said.replace(identity.fingerprint.clone());
+        let another = before.is_some_and(|before| before != identity.fingerprint);
         endpoint.fingerprint = Some(identity.fingerprint);
-        let Some(key) = endpoint.key(&model) else { return };
-        if endpoint.registered && endpoint.kept.as_ref().is_none_or(|kept| kept.key == key) {
-            return;
+        let reborn = std::mem::take(&mut endpoint.reborn);
+        let before = endpoint.epoch;
+        if another && !reborn {
+            endpoint.epoch.replaced();
+        }
+        let restarted = endpoint.epoch != before;
+        let Some(key) = endpoint.key(&model) else { return restarted };
+        let young = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) < keep_ms;
+        let same = endpoint.kept.as_ref().filter(|kept| kept.key == key);
+        let holds = match same {
+            // It has started anew: what was measured counts as it would for one that registers.
+            Some(kept) => !another && (!reborn || follows || young(&kept.measurement)),
+            None => endpoint.kept.is_none() && !another && !reborn,
+        };
+        if endpoint.registered && holds {
+            return restarted;
+        }
+        if another && same.is_some() {
+            // Measured under the arguments that are written, of which some are not true any more.
+            self.memory.results.remove(&key);
         }
         let result = self.memory.results.get(&key).cloned();
-        if endpoint.kept.as_ref().is_some_and(|kept| kept.key != key) {
+        if another || same.is_none() {
             endpoint.keep(None);
         }
         endpoint.registered = false;
         endpoint.not_before_ms = 0;
-        let young = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) < keep_ms;
         let sizing = endpoint.sizing;
         let counts = |result: &Measurement| follows || (young(result) && result.is_complete(sizing));
         if let Some(measurement) = result.filter(counts) {
@@ -158,12 +203,6 @@ impl Registry {
         } else if follows && let Some(history) = self.memory.history.get(id) {
             done_elsewhere(endpoint, history, Some(&key));
         }
+        restarted
     }
-}
-
-/// Lets something happen to an endpoint's epoch; whether that made it another one for the store.
-fn live(endpoint: &mut Endpoint, happens: impl FnOnce(&mut Epoch)) -> bool {
-    let before = endpoint.epoch;
-    happens(&mut endpoint.epoch);
-    endpoint.epoch != before
 }
