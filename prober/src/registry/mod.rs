@@ -264,7 +264,7 @@ impl Registry {
         }
         // One that leaves takes nothing new, so an engine may come back under another name.
         let there = |endpoint: &Endpoint| {
-            endpoint.pool == pool && endpoint.address == address && endpoint.leaving_at_ms.is_none()
+            endpoint.pool == pool && endpoint.address == address && endpoint.removal.is_none()
         };
         if let Some((other, _)) = self.endpoints.iter().find(|(id, endpoint)| **id != written.id && there(endpoint)) {
             return Err(RegistryError::SameAddress { address, other: other.clone() });
