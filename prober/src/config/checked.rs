@@ -12,9 +12,7 @@ use weighbridge_routing::weight::{Clamp, Weight};
 use super::health::health;
 use super::networks::networks;
 use super::signals::signals;
-use super::{
-    Config, Endpoint, FieldError, KeyPlace, LONGEST_DRAIN, Networks, Pool, Probe, Reach, Stands, Tls, raw,
-};
+use super::{Config, Endpoint, FieldError, KeyPlace, LONGEST_DRAIN, Networks, Pool, Probe, Reach, Stands, Tls, raw};
 use crate::caps::Sizing;
 use crate::store::redis::redacted;
 use crate::store::{Place, RedisUrl};

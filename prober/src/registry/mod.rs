@@ -263,9 +263,8 @@ impl Registry {
             return Err(RegistryError::Outside { address, expected: self.networks.expected() });
         }
         // One that leaves takes nothing new, so an engine may come back under another name.
-        let there = |endpoint: &Endpoint| {
-            endpoint.pool == pool && endpoint.address == address && endpoint.removal.is_none()
-        };
+        let there =
+            |endpoint: &Endpoint| endpoint.pool == pool && endpoint.address == address && endpoint.removal.is_none();
         if let Some((other, _)) = self.endpoints.iter().find(|(id, endpoint)| **id != written.id && there(endpoint)) {
             return Err(RegistryError::SameAddress { address, other: other.clone() });
         }

@@ -19,7 +19,7 @@ use envoy_types::pb::envoy::r#type::metadata::v3 as metadata;
 use envoy_types::pb::google::protobuf::{Any, BoolValue, Duration, StringValue, UInt32Value};
 use envoy_types::util::pack_any;
 
-use crate::upstream::{Authorities, Upstream, authorize, metadata as host_metadata, socket_matches};
+use crate::upstream::{Needs, Upstream, authorize, metadata as host_metadata, socket_matches};
 use crate::{EXTENSION_NAME, HOST_HEADER, XDS_CLUSTER, capabilities, limits};
 
 /// Headers that begin so are between clients and the filter. Engines do not get to see them, and clients none that an engine
@@ -63,8 +63,8 @@ fn policy(name: &str, config: Any) -> cluster::LoadBalancingPolicy {
     }
 }
 
-/// The cluster of a pool, whose hosts need these authorities.
-pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorities) -> Any {
+/// The cluster of a pool, with what its hosts need.
+pub(crate) fn cluster(name: &str, source: EndpointSource, needs: &Needs) -> Any {
     pack_any(limits::limited(cluster::Cluster {
         name: name.into(),
         cluster_discovery_type: Some(cluster::cluster::ClusterDiscoveryType::Type(
@@ -75,13 +75,13 @@ pub(crate) fn cluster(name: &str, source: EndpointSource, authorities: &Authorit
             service_name: String::new(),
         }),
         connect_timeout: millis(1000),
-        transport_socket_matches: socket_matches(authorities),
+        transport_socket_matches: socket_matches(&needs.authorities),
         // A host that left EDS goes at once; what runs on it finishes.
         ignore_health_on_host_removal: true,
         load_balancing_policy: Some(policy("envoy.load_balancing_policies.override_host", override_host())),
         typed_extension_protocol_options: [(
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions".into(),
-            protocol_options(),
+            protocol_options(needs.keys),
         )]
         .into(),
         ..Default::default()
@@ -131,8 +131,9 @@ fn override_host() -> Any {
 }
 
 /// HTTP/1.1, and an upstream filter that takes our headers off: a request's after the load balancer has read them, an
-/// answer's before the filter adds its own. It puts the engine's key in, too.
-fn protocol_options() -> Any {
+/// answer's before the filter adds its own. It puts the engine's key in, too, where
+/// there are keys.
+fn protocol_options(keys: bool) -> Any {
     let remove = || {
         let key_matcher =
             StringMatcher { ignore_case: true, match_pattern: Some(string_matcher::MatchPattern::Prefix(OURS.into())) };
@@ -141,7 +142,7 @@ fn protocol_options() -> Any {
     };
     let strip = header_mutation::HeaderMutation {
         mutations: Some(header_mutation::Mutations {
-            request_mutations: remove().into_iter().chain([authorize()]).collect(),
+            request_mutations: remove().into_iter().chain(keys.then(authorize).into_iter().flatten()).collect(),
             response_mutations: remove(),
             ..Default::default()
         }),

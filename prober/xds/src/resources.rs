@@ -2,7 +2,7 @@
 //!
 //! Each type has its own version: the version of the snapshot in which its content last changed. A pin therefore moves
 //! ECDS and the weights in EDS, and leaves CDS alone: Envoy warms a cluster anew when it changes. A cluster depends on its
-//! name and on the authorities of its hosts' TLS only, so it changes seldom while it is served. When it does, its endpoints
+//! name, on the authorities of its hosts' TLS, and on whether any has a key, so it changes seldom while it is served. When it does, its endpoints
 //! are sent again after it: they are what warms it. Since every
 //! snapshot differs from the one before at least in its version, the version of ECDS is the snapshot's own.
 //!
@@ -20,7 +20,7 @@ use envoy_types::pb::google::protobuf::Any;
 use weighbridge_routing::snapshot::wire;
 
 use crate::proto::{self, EndpointSource, Host};
-use crate::upstream::{Authorities, Upstreams};
+use crate::upstream::{Needs, Upstreams};
 use crate::{EXTENSION_NAME, ResourceType};
 
 /// Where the filter's code is.
@@ -128,10 +128,9 @@ impl ResourceSet {
             if endpoints.insert(name.clone(), assignment).is_some() {
                 return Err(ResourceError::DuplicateCluster(name.clone()));
             }
-            let tls = of_pool.iter().filter_map(|host| host.upstream.tls.as_ref());
-            let authorities: Authorities = tls.map(|tls| Arc::clone(&tls.authorities)).collect();
-            clusters.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::Ads, &authorities)));
-            standalone.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::OwnStream, &authorities)));
+            let needs: Needs = of_pool.iter().map(|host| &host.upstream).collect();
+            clusters.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::Ads, &needs)));
+            standalone.insert(name.clone(), Arc::new(proto::cluster(name, EndpointSource::OwnStream, &needs)));
             hosts.insert(name.clone(), of_pool);
         }
         let filter = proto::filter(&source.wasm_path, serde_json::to_string(snapshot)?);

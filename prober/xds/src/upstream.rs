@@ -1,8 +1,9 @@
 //! What an Envoy needs beside the address to speak to an engine: TLS, and the key that the engine asks for.
 //!
 //! **Key.** It stands in the metadata of the endpoint, and an upstream HTTP filter of the cluster puts it into the request. That
-//! filter runs once per attempt, when the host is known: each attempt carries the key of the engine that it goes to, and
-//! nothing of a client's own `authorization` reaches an engine that has one. SDS can hold a key as well, but only one
+//! filter runs once per attempt, when the host is known: each attempt carries the key of the engine that it goes to. All
+//! attempts share one set of headers, though: what one has put in, the next one finds. So where any engine of the cluster has
+//! a key, `authorization` is taken out before, and no engine of it gets what a client sent, or another engine's key. SDS can hold a key as well, but only one
 //! per cluster, not one per host.
 //!
 //! **TLS.** The cluster has one transport socket per set of authorities that its endpoints need, and each endpoint's metadata
@@ -54,8 +55,25 @@ impl fmt::Debug for Upstream {
 /// Those of all engines that need anything.
 pub type Upstreams = BTreeMap<SocketAddr, Upstream>;
 
-/// The authorities that the hosts of a cluster need.
-pub(crate) type Authorities = BTreeSet<Arc<str>>;
+/// What the hosts of a cluster need of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// The authorities of those with TLS.
+    pub(crate) authorities: BTreeSet<Arc<str>>,
+    /// One of them has a key.
+    pub(crate) keys: bool,
+}
+
+impl<'a> FromIterator<&'a Upstream> for Needs {
+    fn from_iter<T: IntoIterator<Item = &'a Upstream>>(upstreams: T) -> Self {
+        let mut needs = Needs::default();
+        for upstream in upstreams {
+            needs.authorities.extend(upstream.tls.as_ref().map(|tls| Arc::clone(&tls.authorities)));
+            needs.keys |= upstream.authorization.is_some();
+        }
+        needs
+    }
+}
 
 /// Where Envoy looks for what selects a transport socket.
 const MATCH: &str = "envoy.transport_socket_match";
@@ -88,7 +106,7 @@ pub(crate) fn metadata(upstream: &Upstream) -> Option<core::Metadata> {
 }
 
 /// The transport sockets of a cluster whose hosts need these authorities.
-pub(crate) fn socket_matches(authorities: &Authorities) -> Vec<TransportSocketMatch> {
+pub(crate) fn socket_matches(authorities: &BTreeSet<Arc<str>>) -> Vec<TransportSocketMatch> {
     let each = authorities.iter().map(|pem| {
         let trusted = core::DataSource {
             specifier: Some(core::data_source::Specifier::InlineString(pem.to_string())),
@@ -130,15 +148,16 @@ fn socket_match(name: &str, criteria: Struct, validation: tls::CertificateValida
     }
 }
 
-/// Puts the key of the host in place of what a client sent. Where the host has none, the value is empty, and nothing changes.
-pub(crate) fn authorize() -> mutation::HeaderMutation {
+/// Takes out what a client, or an attempt before, has put in, and puts in the key of the host, if it has one.
+pub(crate) fn authorize() -> [mutation::HeaderMutation; 2] {
     use core::header_value_option::HeaderAppendAction;
+    let remove = mutation::header_mutation::Action::Remove("authorization".into());
     let value = format!("%UPSTREAM_METADATA({EXTENSION_NAME}:authorization)%");
-    mutation::HeaderMutation {
-        action: Some(mutation::header_mutation::Action::Append(core::HeaderValueOption {
-            header: Some(core::HeaderValue { key: "authorization".into(), value, ..Default::default() }),
-            append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
-            ..Default::default()
-        })),
-    }
+    // Of a host without a key the value is empty, and nothing is put in.
+    let append = mutation::header_mutation::Action::Append(core::HeaderValueOption {
+        header: Some(core::HeaderValue { key: "authorization".into(), value, ..Default::default() }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..Default::default()
+    });
+    [remove, append].map(|action| mutation::HeaderMutation { action: Some(action) })
 }
