@@ -226,6 +226,36 @@ async fn a_damaged_file_is_put_aside_and_said_so() {
     }
 }
 
+// A file that was closed in an orderly way, with one bit of what is written in it turned over.
+#[tokio::test]
+async fn no_bit_flips_unnoticed() {
+    const PLACES: usize = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let (place, path) = (file(dir.path()), dir.path().join("s.redb"));
+    let pin = |nth: usize| json!({"weight": nth, "reason": "a bit more than a few bytes, to be hit"});
+    let store = Running::open(&place).await;
+    for nth in 0..8 {
+        assert_eq!(store.put(Table::Pins, &format!("e{nth}"), &pin(nth)).await, Stored::Now);
+    }
+    store.stop().await;
+    let whole = std::fs::read(&path).unwrap();
+    let written: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
+    let mut noticed = 0;
+    for nth in 0..PLACES {
+        let at = written[written.len() * nth / PLACES];
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (nth % 8);
+        std::fs::write(&path, bytes).unwrap();
+        let store = Running::open(&place).await;
+        let alarms = store.store.alarms().join("\n");
+        let all = (0..8).all(|nth| store.pin(&format!("e{nth}")) == Some(pin(nth)));
+        assert!(all || alarms.contains("damaged"), "byte {at}: something is lost and nobody says so");
+        noticed += usize::from(alarms.contains("damaged"));
+        store.stop().await;
+    }
+    assert!(noticed > 0, "no flip was noticed at all");
+}
+
 #[tokio::test]
 async fn two_probers_share_what_they_write_and_the_later_one_wins() {
     let server = RedisServer::start().await.unwrap();

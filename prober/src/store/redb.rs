@@ -2,9 +2,12 @@
 //!
 //! A file that is damaged is moved aside and a new one begun: weights can be measured again, a fleet without a prober
 //! cannot. After any failure the file is opened again, since a database that has seen one refuses further work; so a disk
-//! that is full, and then is not, needs no restart. Removals are not kept: nobody else could bring the value back.
+//! that is full, and then is not, needs no restart. When the prober starts, every checksum of the file is compared once, and
+//! commits are in two phases: a bit that has flipped in the newest one is damage then, not a commit that a crash cut off,
+//! which would be undone without a word. Removals are not kept: nobody else could bring the value back.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,6 +25,8 @@ pub struct File {
     database: Arc<Mutex<Option<Database>>>,
     /// What has been mended since the last load.
     mended: Arc<Mutex<Option<String>>>,
+    /// Whether the checksums have been compared.
+    verified: Arc<AtomicBool>,
 }
 
 fn definition(table: Table) -> TableDefinition<'static, &'static str, &'static str> {
@@ -58,13 +63,13 @@ impl File {
     /// The store in this file, which is opened by the first load.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        File { path: path.into(), database: Arc::default(), mended: Arc::default() }
+        File { path: path.into(), database: Arc::default(), mended: Arc::default(), verified: Arc::default() }
     }
 
     /// Opens the file or makes it; one that is damaged is moved aside first.
     fn open(&self) -> Result<Database, StoreError> {
         let failed = |reason: String| StoreError::Open { path: self.path.to_path_buf(), reason };
-        match Database::create(&*self.path) {
+        match Database::create(&*self.path).and_then(|database| self.verified(database)) {
             Ok(database) => Ok(database),
             // Somebody else has it: moving it away would take it from under them.
             Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch) => {
@@ -76,6 +81,17 @@ impl File {
             }
             Err(error) => Err(failed(error.to_string())),
         }
+    }
+
+    /// Compares every checksum, once: opening a file that was closed in an orderly way compares none. Cost: the file is read.
+    fn verified(&self, mut database: Database) -> Result<Database, DatabaseError> {
+        if !self.verified.swap(true, Ordering::Relaxed) && !database.check_integrity()? {
+            let path = self.path.display();
+            *self.mended.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!(
+                "the store {path} was damaged and has been repaired; what was written last may be missing"
+            ));
+        }
+        Ok(database)
     }
 
     fn is_damaged(&self, error: &DatabaseError) -> bool {
@@ -177,7 +193,8 @@ impl Backend for File {
             return Ok(Vec::new());
         }
         self.run(move |database| {
-            let write = database.begin_write()?;
+            let mut write = database.begin_write()?;
+            write.set_two_phase_commit(true);
             for entry in &entries {
                 let mut table = write.open_table(definition(entry.table))?;
                 let newer = table.get(entry.key.as_str())?.is_some_and(|stored| {
