@@ -3,7 +3,9 @@
 //! - [`model`]: the pure state machine (batching, prefill, KV cache, cold start); time is an argument.
 //! - [`sweep`]: bursts on the pure model, without sockets.
 //! - [`server`]: the model behind HTTP, with faults on demand. Start one with [`server::EngineHandle::start`].
+//! - [`cli`]: the same as a command.
 
+pub mod cli;
 pub mod model;
 pub mod server;
 pub mod sweep;

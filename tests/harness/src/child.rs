@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::process::{Child, Command};
 
+use crate::proc;
+
 /// Lines of the log that a failure shows.
 const TAIL_LINES: usize = 80;
 
@@ -86,11 +88,7 @@ impl ManagedChild {
         if let Some(status) = self.child.try_wait()? {
             return Ok(status);
         }
-        // The shell's own `kill`: sending a signal from Rust takes unsafe code or one more crate.
-        let sent = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &self.pid.to_string()]).status().await?;
-        if !sent.success() {
-            bail!("cannot signal {}", self.name);
-        }
+        self.signal("TERM").await?;
         match tokio::time::timeout(deadline, self.child.wait()).await {
             Ok(status) => Ok(status?),
             Err(_) => {
@@ -98,6 +96,40 @@ impl ManagedChild {
                 bail!("{} did not stop within {deadline:?} of SIGTERM\n{}", self.name, self.log_tail());
             }
         }
+    }
+
+    /// Stops the process where it is (SIGSTOP): it keeps its sockets, and does nothing until [`Self::resume`].
+    ///
+    /// # Errors
+    /// When it cannot be signalled.
+    pub async fn pause(&self) -> Result<()> {
+        self.signal("STOP").await
+    }
+
+    /// Ends [`Self::pause`] (SIGCONT).
+    ///
+    /// # Errors
+    /// When it cannot be signalled.
+    pub async fn resume(&self) -> Result<()> {
+        self.signal("CONT").await
+    }
+
+    async fn signal(&self, name: &str) -> Result<()> {
+        // The shell's own `kill`: sending a signal from Rust takes unsafe code or one more crate.
+        let pid = self.pid.to_string();
+        let sent = Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &pid]).status().await?;
+        if !sent.success() {
+            bail!("cannot send SIG{name} to {}", self.name);
+        }
+        Ok(())
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn rss_bytes(&self) -> Result<u64> {
+        proc::rss_bytes(self.pid)
     }
 
     /// Kills the process (SIGKILL) and waits until it is gone.

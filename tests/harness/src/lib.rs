@@ -10,19 +10,24 @@
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
 //! - [`tls`]: certificates, a client, and a front that speaks TLS for an upstream that does not.
 //! - [`workload`]: conversations and single prompts for an unequal fleet, the policies to compare, and their figures.
+//! - [`fault`]: engines, wires and files that go wrong on demand.
+//! - [`chaos`]: the whole system under seeded faults, and what must be true throughout.
 //! - [`wait`]: polling until something is true, instead of sleeping and hoping.
 //!
 //! Every port is chosen by the system, every process dies with its handle, and a failing test prints the end of the
 //! logs of what it started. Simulated engines come from [`engine_sim`], re-exported here.
 
 pub mod artifacts;
+pub mod chaos;
 pub mod child;
 pub mod echo;
 pub mod envoy;
+pub mod fault;
 pub mod load;
 pub mod malformed;
 pub mod paced;
 pub mod prober;
+mod proc;
 pub mod raw;
 pub mod redis;
 pub mod snapshot;

@@ -54,23 +54,57 @@ impl ProberProcess {
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_cramped(config: &str, dir: &Path, blocks: u64) -> Result<Self> {
+        Self::start_under(config, dir, &blocks.to_string()).await
+    }
+
+    /// Starts the prober so that [`Self::confine`] can fill its disk later.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_confined(config: &str, dir: &Path) -> Result<Self> {
+        Self::start_under(config, dir, "unlimited").await
+    }
+
+    async fn start_under(config: &str, dir: &Path, blocks: &str) -> Result<Self> {
         std::fs::write(dir.join("prober.yaml"), config)?;
         let mut command = Command::new("sh");
         // Without the signal that ends a process which writes too much, writing fails.
         command.args(["-c", "trap '' XFSZ; ulimit -S -f \"$1\"; exec \"$0\" --config prober.yaml"]);
-        command.arg(artifacts::prober()?).arg(blocks.to_string()).current_dir(dir);
+        command.arg(artifacts::prober()?).arg(blocks).current_dir(dir);
         Self::start_command(command, dir).await
     }
 
-    /// Ends what [`Self::start_cramped`] began.
+    /// Ends what [`Self::start_cramped`] or [`Self::confine`] began.
     ///
     /// # Errors
     /// When the limit cannot be lifted.
     pub async fn make_room(&self) -> Result<()> {
+        self.limit_files("unlimited").await
+    }
+
+    /// From now on nothing can be written beyond so many bytes of a file, as on a disk that is full; until
+    /// [`Self::make_room`]. Only of a prober that [`Self::start_confined`] started: the signal that comes with it would
+    /// end any other.
+    ///
+    /// # Errors
+    /// When the limit cannot be set.
+    pub async fn confine(&self, bytes: u64) -> Result<()> {
+        self.limit_files(&bytes.to_string()).await
+    }
+
+    async fn limit_files(&self, limit: &str) -> Result<()> {
         let pid = self.child.pid().to_string();
-        let lifted = Command::new("prlimit").args(["--fsize=unlimited:", "--pid", &pid]).status().await?;
-        ensure!(lifted.success(), "prlimit: {lifted}");
+        let set = Command::new("prlimit").args([&format!("--fsize={limit}:"), "--pid", &pid]).status().await?;
+        ensure!(set.success(), "prlimit: {set}");
         Ok(())
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn rss_bytes(&self) -> Result<u64> {
+        self.child.rss_bytes()
     }
 
     async fn start_command(mut command: Command, logs: &Path) -> Result<Self> {

@@ -1,7 +1,6 @@
 //! The real Envoy, running a shipped configuration.
 
 mod bootstrap;
-mod proc;
 mod stats;
 
 use std::net::SocketAddr;
@@ -16,7 +15,7 @@ pub use bootstrap::Bootstrap;
 pub use stats::Stats;
 
 use crate::child::ManagedChild;
-use crate::{artifacts, eventually, wire};
+use crate::{artifacts, eventually, proc, wire};
 
 /// How long Envoy may take until it serves. Generous: tests share two cores.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -295,7 +294,7 @@ impl Envoy {
     /// # Errors
     /// When the process is gone.
     pub fn rss_bytes(&self) -> Result<u64> {
-        proc::rss_bytes(self.child.pid())
+        self.child.rss_bytes()
     }
 
     /// CPU time used so far by all threads, in seconds.
@@ -316,6 +315,14 @@ impl Envoy {
     #[must_use]
     pub fn log(&self) -> String {
         self.child.stderr()
+    }
+
+    /// Kills it (SIGKILL).
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub async fn kill(mut self) -> Result<()> {
+        self.child.kill().await
     }
 
     /// The process.

@@ -1,6 +1,6 @@
 //! Load: requests on keep-alive connections, and what became of each.
 //!
-//! [`closed_loop`] keeps a number of connections busy until all requests are sent; [`at_once`] opens a connection per
+//! [`Client`] sends one after another; [`closed_loop`] keeps a number of connections busy until all requests are sent; [`at_once`] opens a connection per
 //! request first and then lets them all go together; [`send`] sends one; [`hold`] begins one and keeps it open. A
 //! [`Call`] says how its body travels: cut, framed, over which version.
 
@@ -26,6 +26,22 @@ pub use report::{Outcome, Report, Usage};
 pub use crate::paced::Pieces;
 
 use connection::Connection;
+
+/// One client: its requests go one after another over a keep-alive connection, which is opened anew when it was closed.
+pub struct Client(Connection);
+
+impl Client {
+    /// A client that has not connected yet.
+    #[must_use]
+    pub fn new(target: SocketAddr) -> Self {
+        Self(Connection::new(target))
+    }
+
+    /// The whole exchange.
+    pub async fn send(&mut self, call: Call) -> Outcome {
+        self.0.send(call, 0).await
+    }
+}
 
 /// Sends one request on a connection of its own.
 pub async fn send(target: SocketAddr, call: Call) -> Outcome {

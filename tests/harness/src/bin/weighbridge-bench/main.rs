@@ -1,5 +1,6 @@
 //! Benchmarks of the gateway. Each prints a table for people and, last, one line of JSON.
 
+mod chaos;
 mod index;
 mod long;
 mod malformed;
@@ -13,6 +14,7 @@ mod pair;
 mod stream;
 
 use clap::{Parser, Subcommand};
+use harness::engine_sim::cli::Serve;
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -40,6 +42,13 @@ enum Command {
     Memory(memory::Options),
     /// 100,000 malformed inputs: answers, VM restarts, memory.
     Malformed(malformed::Options),
+    /// Things that go wrong, from a seed, and what must be true throughout; or a single scenario with its figures.
+    Chaos(chaos::Options),
+    /// Half an hour of mixed load with mild chaos: memory and latency over time.
+    Soak(chaos::SoakOptions),
+    /// One simulated engine: the scenarios start themselves so, to have engines that can be killed.
+    #[command(hide = true)]
+    Engine(Serve),
 }
 
 #[tokio::main]
@@ -54,5 +63,8 @@ async fn main() -> anyhow::Result<()> {
         Command::Overload(options) => overload::run(&options).await,
         Command::Memory(options) => memory::run(&options).await,
         Command::Malformed(options) => malformed::run(&options).await,
+        Command::Chaos(options) => chaos::run(&options).await,
+        Command::Soak(options) => chaos::soak(&options).await,
+        Command::Engine(options) => harness::engine_sim::cli::serve(options).await,
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Resident memory in bytes.
-pub(super) fn rss_bytes(pid: u32) -> Result<u64> {
+pub(crate) fn rss_bytes(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
@@ -17,7 +17,7 @@ pub(super) fn rss_bytes(pid: u32) -> Result<u64> {
 
 /// User and system time of all threads in seconds: to the nanosecond where the scheduler keeps it (`schedstat`), else to
 /// the tick of 10 ms.
-pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     match scheduled_seconds(pid) {
         Ok(seconds) if seconds > 0.0 => Ok(seconds),
         _ => tick_seconds(pid),
