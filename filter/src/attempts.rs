@@ -2,18 +2,19 @@
 //!
 //! A request may be tried at several endpoints, and its filter hears only of the last. Envoy's router logs every attempt
 //! (`upstream_log`); this module is the access logger of those that went wrong before an answer had begun, under the root id
-//! [`ROOT_ID`]. In the same VM as the filter (the same `vm_id`, the same code) it knows whose they are. So each failure is told to
-//! the live table when it happens, at the endpoint where it happened, as what it was, and the request's count goes on to the next
-//! host with the request.
+//! [`ROOT_ID`]. In the same VM as the filter (the same `vm_id`, the same code) it finds the request by its `x-request-id`. So each
+//! failure is told to the live table when it happens, at the endpoint where it happened, as what it was, and the request's count
+//! goes on to the next host with the request.
 //!
 //! An Envoy whose router has no such log works as well, with less knowledge: where an answer came from another endpoint than the
-//! first, the first is taken to have failed (and an engine that pushes back is not tried elsewhere; see `docs/failover.md`).
+//! first, the first is left alone for a moment, as if it had pushed back, since it may have (`docs/failover.md`).
 
 use std::cell::RefCell;
 
 use weighbridge_routing::live::Outcome;
 
 use crate::host::{self, Headers};
+use crate::place::request_id;
 use crate::{abi, vm};
 
 /// The root id of the access logger.
@@ -54,38 +55,36 @@ pub(crate) fn log(context: u32) {
         return;
     }
     let number = |path| host::property(path).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
-    let outcome = outcome(number("response\0code"), number("response\0flags"), retry_after_ms);
+    let outcome = outcome(number("response\0code"), number("response\0flags"), pushed_back);
     let (Some(outcome), Some(address)) = (outcome, host::property("upstream\0address")) else { return };
-    if !abi::any_stream(|stream| stream.attempt_failed(&address, outcome)) {
+    let known = request_id().is_some_and(|id| abi::any_stream(|stream| stream.attempt_failed(id, &address, outcome)));
+    if !known {
         let cluster = host::property("xds\0cluster_name").unwrap_or_default();
         vm::with(|vm| vm.attempt_failed(&cluster, &address, outcome, host::now_ms()));
     }
 }
 
 /// What an attempt says of its endpoint: nothing where it went well, or began well (its request tells the rest).
-fn outcome(status: u64, flags: u64, retry_after_ms: impl FnOnce() -> Option<u32>) -> Option<Outcome> {
+fn outcome(status: u64, flags: u64, pushed_back: impl FnOnce() -> Option<Outcome>) -> Option<Outcome> {
     match status {
-        429 => Some(Outcome::Busy { retry_after_ms: retry_after_ms() }),
-        503 => Some(of_503(retry_after_ms())),
+        429 | 503 => Some(refused(status == 429, pushed_back())),
         500.. => Some(Outcome::Failure),
         0 if flags & BLAMES_UPSTREAM != 0 => Some(Outcome::Failure),
         _ => None,
     }
 }
 
-/// An engine that says when to come back has enough to do; one that does not cannot serve.
-pub(crate) fn of_503(retry_after_ms: Option<u32>) -> Outcome {
-    match retry_after_ms {
-        Some(ms) => Outcome::Busy { retry_after_ms: Some(ms) },
-        None => Outcome::Failure,
-    }
+/// An engine that says when to come back, or 429, has enough to do; one that answers 503 and does not say cannot serve.
+pub(crate) fn refused(busy: bool, pushed_back: Option<Outcome>) -> Outcome {
+    let untold = if busy { Outcome::Busy { retry_after_ms: None } } else { Outcome::Failure };
+    pushed_back.unwrap_or(untold)
 }
 
-/// `retry-after` of the answer, where it is a number of seconds.
-pub(crate) fn retry_after_ms() -> Option<u32> {
-    let seconds = host::header(Headers::Response, "retry-after")?;
-    let seconds: u32 = std::str::from_utf8(&seconds).ok()?.trim().parse().ok()?;
-    Some(seconds.saturating_mul(1_000))
+/// That the answer has a `retry-after`, and what it says where it is a number of seconds (not a date).
+pub(crate) fn pushed_back() -> Option<Outcome> {
+    let value = host::header(Headers::Response, "retry-after")?;
+    let seconds = std::str::from_utf8(&value).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    Some(Outcome::Busy { retry_after_ms: seconds.map(|seconds| seconds.saturating_mul(1_000)) })
 }
 
 #[cfg(test)]
@@ -95,13 +94,14 @@ mod tests {
     #[test]
     fn only_what_the_endpoint_is_to_blame_for_counts() {
         let busy = |retry_after_ms| Some(Outcome::Busy { retry_after_ms });
-        for (status, flags, retry_after_ms, expected) in [
+        for (status, flags, pushed_back, expected) in [
             (200, 0, None, None),
             (200, 0x40, None, None), // it began well
             (404, 0, None, None),
             (429, 0, None, busy(None)),
-            (429, 0, Some(2_000), busy(Some(2_000))),
-            (503, 0, Some(2_000), busy(Some(2_000))),
+            (429, 0, busy(Some(2_000)), busy(Some(2_000))),
+            (503, 0, busy(Some(2_000)), busy(Some(2_000))),
+            (503, 0, busy(None), busy(None)), // a date
             (503, 0, None, Some(Outcome::Failure)),
             (500, 0, None, Some(Outcome::Failure)),
             (0, 0x20, None, Some(Outcome::Failure)), // connection refused
@@ -110,7 +110,7 @@ mod tests {
             (0, 0x80, None, None),                   // Envoy's own limit
             (0, 0, None, None),
         ] {
-            assert_eq!(outcome(status, flags, || retry_after_ms), expected, "{status} {flags:#x}");
+            assert_eq!(outcome(status, flags, || pushed_back), expected, "{status} {flags:#x}");
         }
     }
 }

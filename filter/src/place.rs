@@ -137,7 +137,7 @@ impl Wanted {
             (need, learnt.long_share(), learnt.bytes_per_token())
         });
         let mut ask = need.ask(long_share);
-        ask.id_hash = id_hash(pool);
+        ask.id_hash = request_id();
         ask.patience = Patience {
             max_wait_ms: wish.max_wait_ms.min(pool.admission.max_wait_ms),
             priority: wish.priority,
@@ -220,10 +220,8 @@ pub(crate) fn begin(mut placed: Placed) -> Result<Box<Placed>, Refusal> {
     Ok(Box::new(placed))
 }
 
-/// What decides whether a canary policy takes the request; not looked at where there is none, since a header costs a host
-/// call.
-fn id_hash(pool: &Pool) -> Option<u64> {
-    pool.canary.as_ref()?;
+/// By what the request is known: in Envoy's log of its attempts, and to a canary policy.
+pub(crate) fn request_id() -> Option<u64> {
     host::header(Headers::Request, REQUEST_ID_HEADER).map(|id| Canary::hash(&id))
 }
 

@@ -53,8 +53,12 @@ pub(crate) struct Placed {
     watcher: Option<Watcher>,
     /// Place in the pool of the endpoint that the request is counted at.
     at: usize,
-    /// Attempts that are known to have failed.
-    failed: usize,
+    /// Places of the endpoints at which attempts are known to have failed, in their order.
+    failed: Vec<usize>,
+    /// Whether the live table has heard that a trial went well.
+    trial_told: bool,
+    /// Whether anything of an answer's body has come.
+    heard: bool,
     /// The pulse of the endpoint that it was given to, and how far that was then.
     pulse: (Pulse, u64),
     /// When it was given back; `None` while it is counted.
@@ -62,8 +66,8 @@ pub(crate) struct Placed {
     /// Whether that endpoint itself has answered, as opposed to Envoy in its stead.
     answered: bool,
     status: u16,
-    /// When an engine that pushes back wants to be asked again, where no log of attempts tells that.
-    retry_after_ms: Option<u32>,
+    /// What `retry-after` says, where no log of attempts tells that.
+    pushed_back: Option<Outcome>,
     ttft_ms: Option<u64>,
     /// Whether what others said was of late when it was picked.
     signals: Option<&'static str>,
@@ -77,7 +81,9 @@ impl Placed {
         Placed {
             at: admitted.pick.chosen(),
             pulse: (Rc::clone(&pulse), pulse.get()),
-            failed: 0,
+            failed: Vec::new(),
+            trial_told: false,
+            heard: false,
             snapshot,
             pool,
             known,
@@ -88,7 +94,7 @@ impl Placed {
             released_ms: None,
             answered: false,
             status: 0,
-            retry_after_ms: None,
+            pushed_back: None,
             ttft_ms: None,
             signals: vm::with(|vm| vm.exchange.word()),
         }
@@ -142,9 +148,12 @@ impl Placed {
             let _ = host::set_header(Headers::Response, ENDPOINT_HEADER, &endpoint.id);
         }
         if matches!(self.status, 429 | 503) && !attempts::are_logged() {
-            self.retry_after_ms = attempts::retry_after_ms();
+            self.pushed_back = attempts::pushed_back();
         }
-        self.report_trial();
+        // Engines begin a stream before they have computed anything.
+        if !self.known.stream {
+            self.report_trial();
+        }
         if self.known.explain
             && let Some(decision) = self.decision()
         {
@@ -162,18 +171,26 @@ impl Placed {
         }
     }
 
-    /// An attempt at this address failed before anything of an answer had come: if that was where this request is, its
-    /// endpoint gets the report, and the count goes on to the next host, as the request does. (Where Envoy does not try again,
-    /// its own answer follows at once, and [`Placed::follow`] takes the count back.)
+    /// Whether this is the request with this id.
+    pub(crate) fn is(&self, id: u64) -> bool {
+        self.known.ask.id_hash == Some(id)
+    }
+
+    /// One of its attempts went wrong at this address: its endpoint gets the report, and if nothing of an answer has come yet,
+    /// the count goes on to the next host, as the request does. (Where Envoy does not try again, its own answer follows at once,
+    /// and [`Placed::follow`] takes the count back.)
     pub(crate) fn attempt_failed(&mut self, address: &[u8], outcome: Outcome) -> bool {
-        let is_open = self.status == 0 && self.released_ms.is_none();
-        let Some(pool) = self.snapshot.pools.get(self.pool).filter(|_| is_open) else { return false };
-        let Some(from) = pool.endpoints.get(self.at).filter(|at| at.address.as_bytes() == address) else {
+        let Some(pool) = self.snapshot.pools.get(self.pool) else { return false };
+        let mut endpoints = pool.endpoints.iter().enumerate();
+        let Some((at, from)) = endpoints.find(|(_, endpoint)| endpoint.address.as_bytes() == address) else {
             return false;
         };
-        self.failed += 1;
-        let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
-        let next = self.admitted.pick.hosts.get(self.failed).copied().filter(|next| *next != self.at);
+        // Of several attempts at one endpoint the first says it all.
+        let outcome = if self.failed.contains(&at) { Outcome::Neutral } else { outcome };
+        self.failed.push(at);
+        let report = Report { outcome, trial: self.was_ejected(at) && !self.trial_told, added_tokens: 0 };
+        let is_open = self.status == 0 && self.released_ms.is_none() && self.at == at;
+        let next = self.admitted.pick.hosts.get(self.failed.len()).copied().filter(|next| is_open && *next != at);
         let now_ms = host::now_ms();
         vm::with(|vm| match next.and_then(|next| Some((next, pool.endpoints.get(next)?))) {
             Some((next, to)) => {
@@ -190,7 +207,11 @@ impl Placed {
 
     /// Part of the answer passes.
     pub(crate) fn body(&mut self, size: usize, end_of_stream: bool) {
-        self.pulse.0.set(self.pulse.0.get().wrapping_add(1));
+        // The pulse is the first endpoint's.
+        if self.failed.is_empty() {
+            self.pulse.0.set(self.pulse.0.get().wrapping_add(1));
+        }
+        self.heard |= size > 0;
         if let Some(watcher) = self.watcher.as_mut().filter(|_| size > 0)
             && let Some(piece) = host::buffer(Buffer::ResponseBody, 0, size)
         {
@@ -275,6 +296,9 @@ impl Placed {
     fn first_token(&mut self, now_ms: u64, end_of_stream: bool) {
         let ttft_ms = now_ms.saturating_sub(self.known.started_ms);
         self.ttft_ms = Some(ttft_ms);
+        if self.known.stream {
+            self.report_trial();
+        }
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
         if self.status < 300 {
             vm::with(|vm| vm.stats.ttft(&pool.name, ttft_ms));
@@ -289,8 +313,8 @@ impl Placed {
         }
     }
 
-    /// The count follows the endpoint that was really used. With several attempts the pick has failed, which [`attempts`] tells
-    /// where it hears of them; with one, Envoy did not know its address (yet), which is nobody's fault.
+    /// The count follows the endpoint that was really used. With several attempts the pick has failed or pushed back, which
+    /// [`attempts`] tells where it hears of them; with one, Envoy did not know its address (yet), which is nobody's fault.
     fn follow(&mut self) {
         let Some(address) = host::property("upstream\0address") else { return };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
@@ -298,22 +322,21 @@ impl Placed {
         let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
         let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
         if let Some(to) = pool.endpoints.get(at) {
-            let failed = !attempts::are_logged() && attempt_count() > 1;
-            let outcome = if failed { Outcome::Failure } else { Outcome::Neutral };
+            let unknown = !attempts::are_logged() && attempt_count() > 1;
+            let outcome = if unknown { Outcome::Busy { retry_after_ms: None } } else { Outcome::Neutral };
             let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };
-            vm::with(|vm| {
-                vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms());
-                if outcome == Outcome::Failure {
-                    vm.served(pool, from, &Served { error: true, ..Served::default() });
-                }
-            });
+            vm::with(|vm| vm.shift(pool, from, to, self.admitted.charge, report, host::now_ms()));
             self.at = at;
         }
     }
 
     /// Whether the endpoint that the request is counted at had been ejected when it was picked.
     fn on_trial(&self) -> bool {
-        self.admitted.loads.get(self.at).is_some_and(|load| load.passive.ejections > 0)
+        self.was_ejected(self.at) && !self.trial_told
+    }
+
+    fn was_ejected(&self, place: usize) -> bool {
+        self.admitted.loads.get(place).is_some_and(|load| load.passive.ejections > 0)
     }
 
     /// Gives the slot back, once, and learns from the answer.
@@ -396,14 +419,16 @@ impl Placed {
         self.answered && (200..300).contains(&self.status)
     }
 
-    /// A trial has succeeded as soon as its response begins: the end of a long stream would be too late.
-    fn report_trial(&self) {
+    /// A trial has succeeded as soon as its answer begins: the end of a long stream would be too late. What comes after that is
+    /// no trial any more.
+    fn report_trial(&mut self) {
         if !self.answered || !self.on_trial() || self.outcome() != Outcome::Success {
             return;
         }
         if let (Some(pool), Some(endpoint)) = (self.pool(), self.endpoint()) {
             let report = Report { outcome: Outcome::Success, trial: true, added_tokens: 0 };
             vm::with(|vm| vm.report(pool, endpoint, report, host::now_ms()));
+            self.trial_told = true;
         }
     }
 
@@ -417,12 +442,12 @@ impl Placed {
             },
             // Told already.
             429 | 500.. if attempts::are_logged() => Outcome::Neutral,
-            429 => Outcome::Busy { retry_after_ms: self.retry_after_ms },
-            503 if self.answered => attempts::of_503(self.retry_after_ms),
+            429 => attempts::refused(true, self.pushed_back),
+            503 if self.answered => attempts::refused(false, self.pushed_back),
             500.. => Outcome::Failure,
-            // A credential, a path or a model that the engine does not know: the client's mistake, or the operator's at this
-            // endpoint. No failure, and no reason to trust it.
-            401 | 403..=405 => Outcome::Neutral,
+            // The client's mistake, or the operator's at this endpoint (a wrong key, path or model), told by what stands before
+            // the engine proper. No failure, and no reason to trust it.
+            400..500 => Outcome::Neutral,
             _ => Outcome::Success,
         }
     }
@@ -430,7 +455,7 @@ impl Placed {
     /// How a request ended that got no whole answer. Only what Envoy blames on the upstream counts against the endpoint:
     /// a client that leaves (which HTTP/1 and HTTP/2 name differently) says nothing about it.
     fn outcome_of_cut(&self, details: &[u8], now_ms: u64) -> Outcome {
-        let told = self.status == 0 && attempts::are_logged();
+        let told = matches!(self.status, 0 | 429 | 500..) && attempts::are_logged();
         match details.starts_with(b"upstream_") {
             true if !told => Outcome::Failure,
             false if self.was_silent(now_ms) => Outcome::Failure,
@@ -447,10 +472,18 @@ impl Placed {
         let since_ms = self.known.started_ms.saturating_add(waited_ms);
         silent_after_ms > 0
             && self.known.stream
-            && self.status == 0
-            && self.failed == 0
+            && !self.heard
+            && self.failed.is_empty()
             && pulse.get() == *then
-            && now_ms.saturating_sub(since_ms) >= silent_after_ms.into()
+            && now_ms.saturating_sub(since_ms) >= u64::from(silent_after_ms).saturating_add(self.prefill_ms())
+    }
+
+    /// How long its endpoint needs, by what is known, to compute its prompt and those before it.
+    fn prefill_ms(&self) -> u64 {
+        let Some(endpoint) = self.endpoint() else { return 0 };
+        let before = self.admitted.loads.get(self.at).map_or(0, |load| load.prefill_tokens);
+        let tokens = self.known.ask.prompt_tokens.saturating_add(before.into());
+        (tokens as f64 * 1_000.0 / endpoint.prefill_tps) as u64
     }
 
     fn decision(&self) -> Option<Decision<'_>> {

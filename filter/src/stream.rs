@@ -220,11 +220,10 @@ impl Stream {
         Action::Continue
     }
 
-    /// An attempt at this address failed before anything of an answer had come. Returns whether it may have been this
-    /// request's: of several that wait for the same endpoint, one is as good as another, since each hears of its own answer.
-    pub(crate) fn attempt_failed(&mut self, address: &[u8], outcome: Outcome) -> bool {
+    /// An attempt at this address, of the request with this id, went wrong. Returns whether that is this stream's.
+    pub(crate) fn attempt_failed(&mut self, id: u64, address: &[u8], outcome: Outcome) -> bool {
         match &mut self.phase {
-            Phase::Placed(placed) => placed.attempt_failed(address, outcome),
+            Phase::Placed(placed) => placed.is(id) && placed.attempt_failed(address, outcome),
             _ => false,
         }
     }

@@ -356,14 +356,13 @@ impl Vm {
         self.reported(pool, endpoint, change);
     }
 
-    /// An attempt failed at this address, and none of this VM's requests waits for it (any more).
+    /// An attempt failed at this address, and whose it was is not known (any more).
     pub(crate) fn attempt_failed(&mut self, cluster: &[u8], address: &[u8], outcome: Outcome, now_ms: u64) {
         let Some(snapshot) = self.snapshot() else { return };
         let Some(pool) = snapshot.pools.iter().find(|pool| pool.cluster.as_bytes() == cluster) else { return };
         let at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
         if let Some(endpoint) = pool.endpoints.iter().find(at) {
-            // What it met is news if a trial is under way, whoever was given that.
-            self.report(pool, endpoint, Report { outcome, trial: true, added_tokens: 0 }, now_ms);
+            self.report(pool, endpoint, Report { outcome, trial: false, added_tokens: 0 }, now_ms);
             if outcome == Outcome::Failure {
                 self.served(pool, endpoint, &Served { error: true, ..Served::default() });
             }

@@ -16,16 +16,17 @@ pub struct Keys;
 
 impl Reload for Keys {
     fn reload(&self, service: &Service) -> Vec<(String, Result<Read, String>)> {
-        let (there, needed) = service.read(|registry| {
+        let there = service.read(|registry| {
             let all = registry.endpoints();
             let with_files = all.iter().filter(|(_, endpoint)| endpoint.written.reach != Reach::default());
             let there = with_files.map(|(id, endpoint)| {
                 (id.clone(), endpoint.address, endpoint.written.clone(), endpoint.origin.clone())
             });
             let needed = all.values().map(|endpoint| endpoint.address).collect::<HashSet<_>>();
-            (there.collect::<Vec<_>>(), needed)
+            // While nobody can join.
+            service.engines.book().retain(|engine| needed.contains(&engine));
+            there.collect::<Vec<_>>()
         });
-        service.engines.book().retain(|engine| needed.contains(&engine));
         let read = there.into_iter().map(|(id, address, written, origin)| {
             let may = match origin {
                 Origin::File(_) => May::NameAll,

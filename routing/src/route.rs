@@ -445,9 +445,16 @@ fn stay(
     Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, out_of_reach_tokens, weighed }) })
 }
 
+/// An endpoint at its cap: its place, and its load per weight.
+type Full = (usize, f64);
+
 /// The chosen one and the cheapest of the rest; behind those, the least loaded of the endpoints that are at their cap.
 fn hosts(pool: &Pool, loads: &[Load], survey: &Survey, chosen: usize, candidates: &[Candidate]) -> [usize; HOSTS] {
-    let better = |a: &Candidate, b: Option<Candidate>| b.is_none_or(|b| a.compare(&b).is_lt());
+    // One that was ejected is on trial, and is not what to fall back upon.
+    let suspect = |a: &Candidate| loads.get(a.index).is_some_and(|load| load.passive.ejections > 0);
+    let better = |a: &Candidate, b: Option<Candidate>| {
+        b.is_none_or(|b| suspect(a).cmp(&suspect(&b)).then_with(|| a.compare(&b)).is_lt())
+    };
     let (mut second, mut third): (Option<Candidate>, Option<Candidate>) = (None, None);
     for candidate in candidates.iter().filter(|candidate| candidate.index != chosen) {
         if better(candidate, second) {
@@ -459,7 +466,7 @@ fn hosts(pool: &Pool, loads: &[Load], survey: &Survey, chosen: usize, candidates
     if let (Some(second), Some(third)) = (second, third) {
         return [chosen, second.index, third.index];
     }
-    let (mut fuller, mut fullest): (Option<(usize, f64)>, Option<(usize, f64)>) = (None, None);
+    let (mut fuller, mut fullest): (Option<Full>, Option<Full>) = (None, None);
     for (index, (endpoint, excluded)) in pool.endpoints.iter().zip(&survey.excluded).enumerate() {
         if *excluded != Some(Exclusion::AtCap) || index == chosen {
             continue;

@@ -1,9 +1,11 @@
 //! Who may ask.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -26,6 +28,19 @@ fn from_another_site(request: &Request) -> bool {
     authority.is_none() || authority != header(header::HOST)
 }
 
+/// Whether a page that asks was itself fetched under an address or as `localhost`. A name of somebody else's may be made to
+/// lead to this machine, and its page then has the same origin; without a token nothing else would tell.
+fn is_of_this_machine(request: &Request) -> bool {
+    let Some(origin) = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
+        return true;
+    };
+    let authority = origin.splitn(3, '/').nth(2).and_then(|authority| authority.parse::<Authority>().ok());
+    authority.is_some_and(|authority| {
+        let host = authority.host().trim_matches(['[', ']']);
+        host == "localhost" || host.parse::<IpAddr>().is_ok()
+    })
+}
+
 /// Whether it is one that filters send.
 fn is_report(request: &Request) -> bool {
     request.method() == Method::POST && ["/v1/signals", "/v1/decisions"].contains(&request.uri().path())
@@ -36,7 +51,7 @@ pub(super) async fn check(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if from_another_site(&request) {
+    if from_another_site(&request) || (guard.is_none() && !is_of_this_machine(&request)) {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,
             "foreign_origin",

@@ -159,7 +159,9 @@ pub(super) async fn remove(
         endpoint.remove("removed by DELETE", service.config.drain_deadline, now_ms());
         EndpointView::one(registry, &id).ok_or(RegistryError::NoEndpoint(id.clone()))
     })?;
-    service.remember(vec![Change::remove(Table::Registrations, &id)]).await;
+    // Whoever registers under this id after a restart is somebody new.
+    let tables = [Table::Registrations, Table::Drains, Table::Pins];
+    service.remember(tables.into_iter().map(|table| Change::remove(table, &id)).collect()).await;
     service.members.notify_one();
     Ok((StatusCode::ACCEPTED, Json(view)))
 }

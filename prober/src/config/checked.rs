@@ -293,6 +293,8 @@ fn passive_health(field: &impl Fn(&str) -> String, raw: &raw::PassiveHealth, che
     let silent_after = time("silent_after", &raw.silent_after, Duration::ZERO);
     let max_cool_down = time("max_cool_down", &raw.max_cool_down, Duration::ZERO);
     check.that(max_ejection >= ejection, field("max_ejection"), &raw.max_ejection, "at least as long as ejection");
+    let expected = "at least as long as cool_down";
+    check.that(max_cool_down >= cool_down, field("max_cool_down"), &raw.max_cool_down, expected);
     for (name, percent) in [("failure_percent", raw.failure_percent), ("max_ejected_percent", raw.max_ejected_percent)]
     {
         check.that(percent <= 100, field(name), percent, "percent, from 0 to 100");

@@ -10,7 +10,7 @@ use super::health::{CheckFailure, Checked};
 use super::shared::done_elsewhere;
 use super::tokens::Tried;
 use crate::config;
-use crate::engine::{EngineError, Signals};
+use crate::engine::{Brand, EngineError, Signals};
 
 /// What followed from a check or a scrape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,7 +60,7 @@ impl Registry {
     /// How long an engine may take for one token, when it is to be asked for one now; `None`: it is not.
     ///
     /// It is not while a burst runs or is about to, which tells the same; nor while it takes no requests or does not answer at
-    /// all. Nor while Envoys have requests there and it does not count its tokens: then nobody could tell a long answer
+    /// all. Nor while Envoys have requests there and it does not count its tokens while it generates: then nobody could tell a long answer
     /// from none, and the filters judge what they have under way.
     #[must_use]
     pub fn token_due(&self, id: &str, settings: &config::Health, now_ms: u64) -> Option<Duration> {
@@ -69,9 +69,12 @@ impl Registry {
         let failed = tokens.error().is_some();
         let serves = endpoint.health.checked && endpoint.health.answers() && !endpoint.goes();
         let burst = endpoint.under_burst() || (!endpoint.registered && !failed);
-        let counts = endpoint.signals.fresh(now_ms, self.exchange.settings().stale_after_ms());
-        let counts = counts.is_some_and(|signals| signals.generated_tokens.is_some());
-        let blind = !failed && !counts && self.exchange.in_flight(id, now_ms) > 0;
+        let signals = endpoint.signals.fresh(now_ms, self.exchange.settings().stale_after_ms());
+        let runs = signals.and_then(|signals| signals.requests()).unwrap_or_default() > 0;
+        // The others count the tokens of a request when it ends.
+        let counts = signals
+            .is_some_and(|signals| signals.generated_tokens.is_some() && (signals.brand == Some(Brand::Vllm) || !runs));
+        let blind = !failed && !counts && (runs || self.exchange.in_flight(id, now_ms) > 0);
         let due = serves && !burst && !blind && tokens.due(every, now_ms);
         due.then(|| tokens.patience(settings.generate_timeout))
     }

@@ -193,7 +193,6 @@ pub(crate) fn load_assignment(cluster: &str, hosts: &[Host]) -> Any {
                 }),
                 ..Default::default()
             })),
-            ..Default::default()
         })
         .collect();
     pack_any(endpoint::ClusterLoadAssignment {

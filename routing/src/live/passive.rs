@@ -63,11 +63,11 @@ impl Settings {
     }
 
     fn too_many(&self, passive: &Passive) -> bool {
-        let Recent { ended, failed, .. } = passive.recent.sum();
+        let (ended, failed) = passive.recent.sum();
         let in_a_row = self.consecutive_failures > 0 && passive.failures >= self.consecutive_failures;
         let share = self.failure_percent > 0
-            && ended >= self.min_requests
-            && u32::from(failed) * 100 >= u32::from(ended) * u32::from(self.failure_percent);
+            && ended >= self.min_requests.into()
+            && failed * 100 >= ended * u32::from(self.failure_percent);
         in_a_row || share
     }
 }
@@ -127,22 +127,24 @@ pub struct Recent {
 impl Recent {
     fn count(self, failed: bool, now_ms: u64) -> Self {
         let span = (now_ms / SPAN_MS) as u32;
-        let mut recent = match span.wrapping_sub(self.span) {
-            0 => self,
-            1 => Recent { span, ended_before: self.ended, failed_before: self.failed, ..Recent::default() },
-            _ => Recent { span, ..Recent::default() },
+        let mut recent = match span.checked_sub(self.span) {
+            // Another thread's clock was read a moment later.
+            None | Some(0) => self,
+            Some(1) => Recent { span, ended_before: self.ended, failed_before: self.failed, ..Recent::default() },
+            Some(_) => Recent { span, ..Recent::default() },
         };
-        recent.ended = recent.ended.saturating_add(1);
-        recent.failed = recent.failed.saturating_add(failed.into());
+        if recent.ended == u16::MAX {
+            (recent.ended, recent.failed) = (recent.ended / 2, recent.failed / 2);
+        }
+        recent.ended += 1;
+        recent.failed += u16::from(failed);
         recent
     }
 
-    fn sum(self) -> Self {
-        Recent {
-            ended: self.ended.saturating_add(self.ended_before),
-            failed: self.failed.saturating_add(self.failed_before),
-            ..self
-        }
+    /// All that ended, and what failed of it.
+    fn sum(self) -> (u32, u32) {
+        let sum = |now: u16, before: u16| u32::from(now) + u32::from(before);
+        (sum(self.ended, self.ended_before), sum(self.failed, self.failed_before))
     }
 }
 
@@ -194,7 +196,9 @@ pub(super) fn trial(passive: Passive, settings: &Settings, now_ms: u64) -> Passi
 
 /// Passive health after a request. A trial that fails ejects again for twice as long, and one that succeeds clears
 /// everything. (Requests that come only because all are ejected eject nobody for longer: else an outage of the whole pool would
-/// outlast its cause.) `may_eject` tells whether one more of the pool may be out; it is asked only when that matters.
+/// outlast its cause.) `may_eject` tells whether one more of the pool may be out; it is asked only when that matters, and where
+/// none may, the endpoint gets a rest as if it had pushed back: what fails at once is free at once, and would draw in all who
+/// wait.
 pub(super) fn after(
     mut passive: Passive,
     report: Report,
@@ -220,13 +224,22 @@ pub(super) fn after(
             (passive, Ejected::No)
         }
         Outcome::Failure => {
-            let trial_failed = passive.ejections > 0 && passive.failures == 0 && report.trial;
-            passive.failures = passive.failures.saturating_add(1);
             passive.failed_ms = now_ms;
-            passive.recent = passive.recent.count(true, now_ms);
-            let ejects = trial_failed || (!passive.is_ejected(now_ms) && settings.too_many(&passive) && may_eject());
-            if !ejects {
+            // Nor is its failure one of the trial.
+            if passive.ejections > 0 && !report.trial {
                 return (passive, Ejected::No);
+            }
+            let trial_failed = passive.ejections > 0 && passive.failures == 0;
+            passive.failures = passive.failures.saturating_add(1);
+            passive.recent = passive.recent.count(true, now_ms);
+            if !trial_failed {
+                if passive.is_ejected(now_ms) || !settings.too_many(&passive) {
+                    return (passive, Ejected::No);
+                }
+                if !may_eject() {
+                    passive.cool_until_ms = now_ms.saturating_add(settings.cool_down_ms.into());
+                    return (passive, Ejected::No);
+                }
             }
             let length = u64::from(settings.ejection_ms).saturating_mul(1 << passive.ejections.min(16));
             passive.ejected_until_ms = now_ms.saturating_add(length.min(settings.max_ejection_ms.into()));
@@ -273,10 +286,12 @@ mod tests {
         assert_eq!(passive.ejected_until_ms, 6_000);
         // Stragglers change nothing that matters.
         assert_eq!(after(passive, SUCCESS, 2_000), (passive, Ejected::No));
-        assert_eq!(after(passive, FAILURE, 2_000).1, Ejected::No);
+        let straggler = after(passive, FAILURE, 2_000);
+        assert_eq!(straggler, (Passive { failed_ms: 2_000, ..passive }, Ejected::No));
         // One trial; the next request has to wait for it, but not for ever.
         let tried = trial(passive, &SETTINGS, 6_000);
         assert_eq!((tried.ejected_until_ms, trial(tried, &SETTINGS, 6_001)), (11_000, tried));
+        assert_eq!(after(tried, FAILURE, 6_500).0.failures, 0, "a straggler is no trial");
         let failed = Report { trial: true, ..FAILURE };
         let (again, ejected) = after(tried, failed, 7_000);
         assert_eq!((again.ejected_until_ms, ejected), (17_000, Ejected::Now));
@@ -327,6 +342,7 @@ mod tests {
         let full = Passive { failures: 9, ..Passive::default() };
         let (passive, ejected) = super::after(full, FAILURE, &SETTINGS, || false, 1_000);
         assert_eq!((passive.is_ejected(1_000), passive.failures, ejected), (false, 10, Ejected::No));
+        assert_eq!(passive.cool_until_ms, 2_000);
         let most = |percent, endpoints| Settings { max_ejected_percent: percent, ..SETTINGS }.most_ejected(endpoints);
         assert_eq!([most(50, 4), most(50, 3), most(50, 1), most(0, 9), most(100, 9), most(10, 4)], [2, 1, 1, 0, 9, 1]);
     }

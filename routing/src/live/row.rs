@@ -293,7 +293,16 @@ impl Row {
     ) -> Change<Ejected> {
         self.take(from.key, charge.counts());
         self.add(to.key, charge.counts());
-        self.publish(value, pool, Some((from, report)), Released::No, now_ms)
+        let (result, stored) = transact(value, |table| {
+            self.write(table);
+            let ejected = told(table, pool, from, self.hint(from.key), report, now_ms);
+            // Whoever comes to it after an ejection is its trial, on whichever way.
+            if let Some(slot) = table.find(to.key, self.hint(to.key)) {
+                table.set_passive(slot, trial(table.passive(slot), &pool.passive_health, now_ms));
+            }
+            ((ejected, self.hand_over(table, pool, now_ms)), Then::Store)
+        });
+        Change::new(result, stored)
     }
 
     /// The first token is there: the prompt is computed, and `charge` counts no more of it.
@@ -389,16 +398,8 @@ impl Row {
         let (result, stored) = transact(value, |table| {
             self.write(table);
             let mut ejected = Ejected::No;
-            if let Some((endpoint, report)) = report
-                && let Some(slot) = table.find(endpoint.key, self.hint(endpoint.key))
-            {
-                let may_eject = || out(table, pool, now_ms) < pool.passive_health.most_ejected(ready(pool));
-                let passive;
-                (passive, ejected) = after(table.passive(slot), report, &pool.passive_health, may_eject, now_ms);
-                table.set_passive(slot, passive);
-                // What an ejected endpoint held counts as pushed out: it may well have restarted.
-                let forgotten = if ejected == Ejected::Now { endpoint.kv_tokens.saturating_mul(2) } else { 0 };
-                table.advance_clock(slot, report.added_tokens.saturating_add(forgotten));
+            if let Some((endpoint, report)) = report {
+                ejected = told(table, pool, endpoint, self.hint(endpoint.key), report, now_ms);
             }
             if released == Released::Yes {
                 queue::count_release(table, now_ms);
@@ -481,16 +482,28 @@ pub(super) fn count(table: &mut Table, pool: &Pool, row: usize, slot: usize, cha
     table.set_passive(slot, trial(table.passive(slot), &pool.passive_health, now_ms));
 }
 
+/// What a report does to its endpoint.
+fn told(table: &mut Table, pool: &Pool, endpoint: &Endpoint, hint: usize, report: Report, now_ms: u64) -> Ejected {
+    let Some(slot) = table.find(endpoint.key, hint) else { return Ejected::No };
+    let may_eject = || out(table, pool) < pool.passive_health.most_ejected(ready(pool));
+    let (passive, ejected) = after(table.passive(slot), report, &pool.passive_health, may_eject, now_ms);
+    table.set_passive(slot, passive);
+    // What an ejected endpoint held counts as pushed out: it may well have restarted.
+    let forgotten = if ejected == Ejected::Now { endpoint.kv_tokens.saturating_mul(2) } else { 0 };
+    table.advance_clock(slot, report.added_tokens.saturating_add(forgotten));
+    ejected
+}
+
 /// Endpoints that could serve if none were ejected.
 fn ready(pool: &Pool) -> usize {
     pool.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready).count()
 }
 
-/// Those of them that are ejected.
-fn out(table: &Table, pool: &Pool, now_ms: u64) -> usize {
+/// Those of them that are ejected, or have not been tried since.
+fn out(table: &Table, pool: &Pool) -> usize {
     let ready = pool.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.state == State::Ready);
     let slots = ready.filter_map(|(hint, endpoint)| table.find(endpoint.key, hint));
-    slots.filter(|slot| table.passive(*slot).is_ejected(now_ms)).count()
+    slots.filter(|slot| table.passive(*slot).ejections > 0).count()
 }
 
 #[cfg(test)]

@@ -28,6 +28,35 @@ async fn fresh_gauges(envoy: &Envoy) {
     .unwrap();
 }
 
+// One request's failure says nothing of where another is.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_of_500_moves_no_other_count() {
+    let (mut engines, mut endpoints) = (Vec::new(), Vec::new());
+    for (name, weight) in [("a", 8.0), ("b", 1.0)] {
+        let engine = engine(name, Profile::new("brisk", &[(1, 2_000.0)])).await;
+        endpoints.push(endpoint(name, engine.addr(), weight));
+        engines.push(engine);
+    }
+    let envoy = Envoy::start(EnvoyOptions::fixed(snapshot(vec![pool("m", endpoints)]))).await.unwrap();
+    let target = envoy.gateway();
+    engines[0].set_fault(Fault::hang());
+    let waiting: Vec<_> = (0..3).map(|_| tokio::spawn(load::send(target, Call::chat("m", "hello", 4)))).collect();
+    eventually("they wait", Duration::from_secs(20), async || {
+        ensure!(engines[0].state().in_flight == 3);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    engines[0].set_fault(Fault::status(500));
+    let report = load::closed_loop(target, 1, 4, |_| Call::chat("m", "hello", 4)).await;
+    assert_eq!(report.by_status().get("500"), Some(&4), "{report:?}");
+    fresh_gauges(&envoy).await;
+    let stats = envoy.stats().await.unwrap();
+    assert_eq!((stats.in_flight("m", "a"), stats.in_flight("m", "b")), (3, 0));
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    envoy.idle(Duration::from_secs(20)).await.unwrap();
+}
+
 // 20,000 requests at 64 connections over 4 worker threads; a twentieth cut by the client in mid-stream, some answered
 // 5xx, some reset before and some after the response has begun.
 #[tokio::test(flavor = "multi_thread")]

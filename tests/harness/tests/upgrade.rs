@@ -163,7 +163,8 @@ async fn a_module_that_cannot_be_loaded_takes_nobodys_place() {
             eventually("the refusal is known", DEADLINE, async || {
                 let answer = prober.get("/v1/envoys").await?;
                 let nack = &answer["envoys"][0]["last_nack"];
-                ensure!(nack["type"] == "ecds" && nack["version"] == answer["version"].to_string(), "{answer}");
+                let version = answer["version"].to_string();
+                ensure!(nack["type"] == "ecds" && nack["version"] == version, "{answer}");
                 Ok(())
             })
             .await

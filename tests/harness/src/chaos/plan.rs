@@ -237,7 +237,8 @@ fn goes_with(step: &Step, kind: KindOf) -> bool {
             | KindOf::Drained
             | KindOf::RestartsDrained
     );
-    !alone(&step.event) && !kind_alone && !(of_prober(&step.event) && kind_of_prober)
+    let twice_the_prober = of_prober(&step.event) && kind_of_prober;
+    !(alone(&step.event) || kind_alone || twice_the_prober)
 }
 
 /// The pool in which an event disturbs an engine or takes slots.

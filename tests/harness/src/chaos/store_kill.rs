@@ -168,9 +168,9 @@ pub async fn damage_store(times: usize, seed: u64) -> Result<Damages> {
         }
         // Killed or stopped, by turns: an unclean file is repaired first, a clean one is not.
         if time % 2 == 0 {
-            prober.kill().await?
+            prober.kill().await?;
         } else {
-            prober.terminate().await?
+            prober.terminate().await?;
         }
         let file = site.dir.path().join("s.redb");
         match time % 3 {

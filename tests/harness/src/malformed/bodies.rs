@@ -216,7 +216,7 @@ pub(super) fn body(random: &mut StdRng) -> Body {
                 headers = format!(
                     "content-type: multipart/form-data; boundary=\"{}\"\r\n",
                     "b".repeat(random.random_range(0..300))
-                )
+                );
             }
             2 => bytes = format!("--{BOUNDARY}\r\n").repeat(random.random_range(1..2_000)).into_bytes(),
             _ => flip(random, &mut bytes),

@@ -92,9 +92,9 @@ async fn one(requests: u32, body: usize, cap: u32, behaviour: Behaviour) -> Resu
     }
     let requests = u64::from(requests);
     if cap == 1 {
-        there(1, requests).await?
+        there(1, requests).await?;
     } else {
-        there(requests + 1, 0).await?
+        there(requests + 1, 0).await?;
     }
     Ok(envoy.rss_bytes()?.saturating_sub(before))
 }
