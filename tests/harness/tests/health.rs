@@ -37,13 +37,12 @@ async fn hold(envoy: &Envoy, engines: [&EngineHandle; 2], at: &str, count: usize
     for engine in engines {
         engine.set_fault(Fault { kind: FaultKind::Hang, after_tokens: Some(1), ..Fault::default() });
     }
-    let mut held = Vec::new();
-    while held.len() < count {
-        let stream = load::hold(envoy.gateway(), Call::chat_stream("m", "hold", 8)).await.unwrap();
-        if stream.endpoint() == at {
-            held.push(stream);
-        }
+    // Those elsewhere are held meanwhile: else the next would go there again.
+    let mut held: Vec<Held> = Vec::new();
+    while held.iter().filter(|stream| stream.endpoint() == at).count() < count {
+        held.push(load::hold(envoy.gateway(), Call::chat_stream("m", "hold", 8)).await.unwrap());
     }
+    held.retain(|stream| stream.endpoint() == at);
     for engine in engines {
         engine.set_fault(Fault::none());
     }

@@ -68,7 +68,7 @@ async fn envoy_has_room_for_what_the_configuration_allows() {
     let config = EngineConfig { model: "m".into(), cold: false, ..EngineConfig::default() };
     let engine = EngineHandle::start(config).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("token"), "a token for this test\n").unwrap();
+    std::fs::write(dir.path().join("token"), "a-token-for-this-test\n").unwrap();
     let config = json!({
         "api": {"listen": "127.0.0.1:0", "token_file": dir.path().join("token")},
         "xds": {"listen": "127.0.0.1:0"},
