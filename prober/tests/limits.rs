@@ -125,26 +125,22 @@ async fn rest(stream: &mut TcpStream) -> Vec<u8> {
 
 #[tokio::test]
 async fn slow_clients_are_cut_off_and_hold_nobody_up() {
-    let bounds = Bounds {
-        connections: 2,
-        headers: Duration::from_millis(200),
-        write: Duration::from_millis(200),
-        ..Bounds::default()
+    // One takes the only place there is; the next waits, and gets its answer once that one is cut off.
+    let cut_off = async |bounds: Bounds, sends: &[u8]| {
+        let (addr, _stop) = narrow(Bounds { connections: 1, ..bounds }).await;
+        let mut slow = TcpStream::connect(addr).await.unwrap();
+        slow.write_all(sends).await.unwrap();
+        let mut next = TcpStream::connect(addr).await.unwrap();
+        next.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let answer = tokio::time::timeout(Duration::from_secs(20), rest(&mut next)).await.expect("it waits for ever");
+        assert!(answer.starts_with(b"HTTP/1.1 200"), "{:?}", String::from_utf8_lossy(&answer));
+        tokio::time::timeout(Duration::from_secs(20), rest(&mut slow)).await.expect("it is not cut off")
     };
-    let (addr, _stop) = narrow(bounds).await;
-    // Two that take all there is: one that never ends its headers, and one that never reads its answer.
-    let mut dawdles = TcpStream::connect(addr).await.unwrap();
-    dawdles.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nslow").await.unwrap();
-    let mut takes_nothing = TcpStream::connect(addr).await.unwrap();
-    takes_nothing.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    // The third waits, and gets its answer once they are cut off.
-    let mut third = TcpStream::connect(addr).await.unwrap();
-    third.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let answer = tokio::time::timeout(Duration::from_secs(20), rest(&mut third)).await.expect("it waits for ever");
-    assert!(answer.starts_with(b"HTTP/1.1 200"), "{:?}", String::from_utf8_lossy(&answer));
-    let cut = tokio::time::timeout(Duration::from_secs(20), rest(&mut dawdles)).await.expect("it is not cut off");
+    let short = Duration::from_millis(200);
+    let never_ends = b"GET / HTTP/1.1\r\nhost: x\r\nslow";
+    let cut = cut_off(Bounds { headers: short, ..Bounds::default() }, never_ends).await;
     assert!(!cut.starts_with(b"HTTP/1.1 200"));
-    let part =
-        tokio::time::timeout(Duration::from_secs(20), rest(&mut takes_nothing)).await.expect("it is not cut off");
+    let never_reads = b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n";
+    let part = cut_off(Bounds { write: short, ..Bounds::default() }, never_reads).await;
     assert!(part.len() < 64 << 20, "all of it came");
 }
