@@ -97,7 +97,14 @@ async fn a_drain_moves_conversations_says_how_far_it_is_and_outlives_the_prober(
     // Late: it says so, and goes on as before.
     let late = drain_is(&prober, home.name(), "overdue").await;
     assert_eq!((&late["state"], &late["drain"]["in_flight"]), (&json!("draining"), &json!(1)), "{late}");
-    assert!(late["alarm"].as_str().is_some_and(|alarm| alarm.contains("1 requests left")), "{late}");
+    // The alarm comes with the prober's next look.
+    eventually("the alarm", DEADLINE, async || {
+        let endpoint = prober.endpoint(home.name()).await?;
+        ensure!(endpoint["alarm"].as_str().is_some_and(|alarm| alarm.contains("1 requests left")), "{endpoint}");
+        Ok(())
+    })
+    .await
+    .unwrap();
     assert!(is_a_host(&envoy, home).await.unwrap());
 
     prober.terminate().await.unwrap();
@@ -110,7 +117,14 @@ async fn a_drain_moves_conversations_says_how_far_it_is_and_outlives_the_prober(
     drop(held);
     let empty = drain_is(&prober, home.name(), "drained").await;
     assert_eq!((&empty["state"], &empty["drain"]["in_flight"]), (&json!("draining"), &json!(0)), "{empty}");
-    assert!(empty["alarm"].is_null() && is_a_host(&envoy, home).await.unwrap(), "{empty}");
+    assert!(is_a_host(&envoy, home).await.unwrap());
+    eventually("the alarm is over", DEADLINE, async || {
+        let endpoint = prober.endpoint(home.name()).await?;
+        ensure!(endpoint["alarm"].is_null(), "{endpoint}");
+        Ok(())
+    })
+    .await
+    .unwrap();
 
     let back = prober.delete(&path).await.unwrap();
     assert_eq!((&back["state"], &back["drain"]), (&json!("ready"), &Value::Null));
