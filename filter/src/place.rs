@@ -15,6 +15,7 @@ use weighbridge_routing::snapshot::{Canary, ClientHeaders, Pool, Snapshot, State
 use weighbridge_routing::window::Need;
 
 use crate::answer::Refusal;
+use crate::attempts;
 use crate::host::{self, Headers};
 use crate::placed::{Known, Placed};
 use crate::records::Went;
@@ -137,7 +138,8 @@ impl Wanted {
             (need, learnt.long_share(), learnt.bytes_per_token())
         });
         let mut ask = need.ask(long_share);
-        ask.id_hash = request_id();
+        // A header costs a host call.
+        ask.id_hash = (pool.canary.is_some() || attempts::are_logged()).then(request_id).flatten();
         ask.patience = Patience {
             max_wait_ms: wish.max_wait_ms.min(pool.admission.max_wait_ms),
             priority: wish.priority,

@@ -38,21 +38,24 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings {
-            consecutive_failures: 5,
-            failure_percent: 50,
-            min_requests: 20,
-            ejection_ms: 5_000,
-            max_ejection_ms: 60_000,
-            max_ejected_percent: 50,
-            cool_down_ms: 1_000,
-            max_cool_down_ms: 5_000,
-            silent_after_ms: 5_000,
-        }
+        Settings::DEFAULT
     }
 }
 
 impl Settings {
+    /// What counts where nothing is set.
+    pub const DEFAULT: Settings = Settings {
+        consecutive_failures: 5,
+        failure_percent: 50,
+        min_requests: 20,
+        ejection_ms: 5_000,
+        max_ejection_ms: 60_000,
+        max_ejected_percent: 50,
+        cool_down_ms: 1_000,
+        max_cool_down_ms: 5_000,
+        silent_after_ms: 5_000,
+    };
+
     /// How many of so many endpoints may be out at a time.
     #[must_use]
     pub fn most_ejected(&self, endpoints: usize) -> usize {
@@ -258,17 +261,7 @@ mod tests {
 
     const SUCCESS: Report = Report { outcome: Outcome::Success, trial: false, added_tokens: 0 };
     const FAILURE: Report = Report { outcome: Outcome::Failure, ..SUCCESS };
-    const SETTINGS: Settings = Settings {
-        consecutive_failures: 5,
-        failure_percent: 50,
-        min_requests: 20,
-        ejection_ms: 5_000,
-        max_ejection_ms: 60_000,
-        max_ejected_percent: 50,
-        cool_down_ms: 1_000,
-        max_cool_down_ms: 5_000,
-        silent_after_ms: 5_000,
-    };
+    const SETTINGS: Settings = Settings::DEFAULT;
 
     fn after(passive: Passive, report: Report, now_ms: u64) -> (Passive, Ejected) {
         super::after(passive, report, &SETTINGS, || true, now_ms)

@@ -223,6 +223,22 @@ impl ProberProcess {
         .await
     }
 
+    /// Waits until every connected Envoy, at least one, has applied what the prober last said.
+    ///
+    /// # Errors
+    /// When one has not, after the deadline.
+    pub async fn applied(&self, deadline: Duration) -> Result<()> {
+        eventually("every Envoy has the snapshot in force", deadline, async || {
+            let answer = self.get("/v1/envoys").await?;
+            let envoys = answer["envoys"].as_array().context("no list")?;
+            let mut connected = envoys.iter().filter(|envoy| envoy["connected"] == true).peekable();
+            ensure!(connected.peek().is_some(), "nobody is connected: {answer}");
+            ensure!(connected.all(|envoy| envoy["applied_version"] == answer["version"]), "{answer}");
+            Ok(())
+        })
+        .await
+    }
+
     /// Stops it as an operator would (SIGTERM).
     ///
     /// # Errors

@@ -229,16 +229,7 @@ impl Stage {
     /// # Errors
     /// When it does not in time.
     pub async fn applied(&self) -> Result<()> {
-        let prober = self.prober()?;
-        eventually("Envoy has the snapshot in force", DEADLINE, async || {
-            let answer = prober.get("/v1/envoys").await?;
-            let envoys = answer["envoys"].as_array().context("no list")?;
-            let mut connected = envoys.iter().filter(|envoy| envoy["connected"] == true).peekable();
-            ensure!(connected.peek().is_some(), "nobody is connected: {answer}");
-            ensure!(connected.all(|envoy| envoy["applied_version"] == answer["version"]), "{answer}");
-            Ok(())
-        })
-        .await
+        self.prober()?.applied(DEADLINE).await
     }
 
     /// Waits until every endpoint that the prober knows takes traffic.

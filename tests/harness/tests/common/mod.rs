@@ -98,16 +98,7 @@ impl Site {
 
 /// Waits until every connected Envoy, at least one, has applied what the prober last said.
 pub(crate) async fn applied(prober: &ProberProcess) {
-    eventually("every Envoy has the snapshot in force", DEADLINE, async || {
-        let answer = prober.get("/v1/envoys").await?;
-        let envoys = answer["envoys"].as_array().context("no list")?;
-        let mut connected = envoys.iter().filter(|envoy| envoy["connected"] == true).peekable();
-        ensure!(connected.peek().is_some(), "nobody is connected: {answer}");
-        ensure!(connected.all(|envoy| envoy["applied_version"] == answer["version"]), "{answer}");
-        Ok(())
-    })
-    .await
-    .unwrap();
+    prober.applied(DEADLINE).await.unwrap();
 }
 
 /// Waits until the endpoint is in this state.
