@@ -5,7 +5,11 @@ mod auth;
 mod decisions;
 mod endpoints;
 mod error;
+mod events;
+mod fleet;
 mod operations;
+mod session;
+mod sessions;
 mod signals;
 mod status;
 mod token;
@@ -15,13 +19,15 @@ use std::sync::Arc;
 
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post, put};
-use axum::{Router, middleware};
+use axum::{Extension, Router, middleware};
 use utoipa::OpenApi;
 
 pub use endpoints::Registration;
+pub(crate) use fleet::Fleet;
 pub use token::{Guard, Token};
 pub(crate) use views::word;
 
+use crate::page;
 use crate::service::Service;
 
 /// The largest request body in bytes.
@@ -46,6 +52,12 @@ const MAX_BODY: usize = 256 << 10;
         operations::undrain,
         decisions::list,
         decisions::take,
+        fleet::fleet,
+        fleet::alarms,
+        events::events,
+        session::sign_in,
+        session::show,
+        session::sign_out,
         status::snapshot,
         status::envoys,
         signals::exchange,
@@ -57,7 +69,7 @@ const MAX_BODY: usize = 256 << 10;
 )]
 pub struct Document;
 
-/// All routes. With a token, everything under `/v1` needs it; for reports of filters, the one derived from it will do.
+/// All routes. With a token, everything under `/v1` but `/v1/session` needs it, or a session; for reports of filters, the one derived from it will do.
 pub fn router(service: Arc<Service>, guard: Option<Arc<Guard>>) -> Router {
     let decisions = get(decisions::list).post(decisions::take).layer(DefaultBodyLimit::max(decisions::MAX_BODY));
     let guarded = Router::new()
@@ -66,13 +78,23 @@ pub fn router(service: Arc<Service>, guard: Option<Arc<Guard>>) -> Router {
         .route("/v1/endpoints/{id}/probe", post(operations::probe))
         .route("/v1/endpoints/{id}/pin", put(operations::pin).delete(operations::unpin))
         .route("/v1/endpoints/{id}/drain", put(operations::drain).delete(operations::undrain))
+        .route("/v1/fleet", get(fleet::fleet))
+        .route("/v1/events", get(events::events))
+        .route("/v1/alarms", get(fleet::alarms))
         .route("/v1/snapshot", get(status::snapshot))
         .route("/v1/envoys", get(status::envoys))
         .route("/v1/decisions", decisions)
         .route("/v1/signals", post(signals::exchange).layer(DefaultBodyLimit::max(signals::MAX_REPORT)))
-        .layer(middleware::from_fn_with_state(guard, auth::check));
+        .layer(middleware::from_fn_with_state(guard.clone(), auth::check));
+    let session = get(session::show).post(session::sign_in).delete(session::sign_out);
+    let open = Router::new()
+        .route("/v1/session", session.layer(DefaultBodyLimit::max(session::MAX_BODY)))
+        .layer(Extension(guard.clone()));
     Router::new()
         .merge(guarded)
+        .merge(open)
+        .layer(middleware::from_fn_with_state(guard, auth::check_origin))
+        .merge(page::routes())
         .route("/healthz", get(status::healthz))
         .route("/readyz", get(status::readyz))
         .route("/metrics", get(status::metrics))

@@ -11,10 +11,12 @@
 //! - [`store`]: what survives a restart, and what several probers share; [`follow`], [`peers`]: the other probers.
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
-//! - [`api`], [`metrics`]: for people and machines; [`serve`], [`tls`]: their connections.
+//! - [`api`], [`metrics`]: for people and machines; [`page`]: what browsers load, [`live`]: what they watch;
+//!   [`alarms`]: what is wrong (pure); [`serve`], [`tls`]: connections.
 //! - [`reload`]: files that may change meanwhile; [`keys`]: those of engines.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+pub mod alarms;
 pub mod api;
 pub mod caps;
 pub mod config;
@@ -25,8 +27,10 @@ pub mod exchange;
 pub mod explain;
 pub mod follow;
 pub mod keys;
+pub mod live;
 pub mod members;
 pub mod metrics;
+pub mod page;
 pub mod peers;
 pub mod probe;
 pub mod registrations;
@@ -173,6 +177,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     for url in service.read(|registry| registry.gpus.urls()) {
         start(&mut tasks, watch::gpus(Arc::clone(&service), url, shutdown.clone()));
     }
+    start(&mut tasks, live::run(Arc::clone(&service), shutdown.clone()));
     start(&mut tasks, watch::averages(Arc::clone(&service), shutdown.clone()));
     let mut files: Vec<Arc<dyn reload::Reload>> = vec![Arc::new(keys::Keys)];
     files.extend(guard.clone().map(|guard| guard as _));

@@ -9,8 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry as Metrics;
 
-use weighbridge_routing::snapshot::wire::State;
-
+use crate::alarms::Code;
 use crate::api::word;
 use crate::registry::Progress;
 use crate::service::{Service, now_ms};
@@ -59,7 +58,8 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
     let errors = family("average_error_rate", "Moving average of the share of requests that failed");
     let reporting = family("envoys_reporting", "Envoys that have reported their load within three intervals");
     let version = family("snapshot_version", "Version of the snapshot in force");
-    let alarms = family("alarms", "Things that are wrong with the prober itself");
+    let alarms =
+        family("alarms", "Things that are wrong, of the prober itself and of endpoints, by the code of docs/alarms.md");
     let envoys = family("envoys_connected", "Envoys that are connected");
     let probes = Family::<Labels, Counter>::default();
     metrics.register("probes", "Probes by kind and result, since the prober started", probes.clone());
@@ -118,7 +118,7 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
             set(&weight, verdict.weight.get());
             set(&pinned, f64::from(u8::from(endpoint.pin.is_some())));
             set(&healthy, f64::from(u8::from(endpoint.health.healthy())));
-            set(&alarm, f64::from(u8::from(endpoint.alarms().is_some() || endpoint.signals.alarm.is_some())));
+            set(&alarm, f64::from(u8::from(!endpoint.alarms().is_empty() || endpoint.signals.alarm.is_some())));
             let late = endpoint.progress(now_ms()) == Some(Progress::Overdue);
             set(&overdue, f64::from(u8::from(late)));
             set(&cap, verdict.cap.into());
@@ -160,24 +160,20 @@ pub fn text(service: &Service) -> Result<String, std::fmt::Error> {
                 }
             }
         }
-        for pool in registry.pools() {
-            let ready = registry.endpoints().iter().filter_map(|(id, endpoint)| {
-                let verdict = verdicts.get(id.as_str()).filter(|verdict| verdict.state == State::Ready)?;
-                let cap = u64::from(verdict.cap);
-                // One of which nobody tells is not idle: whoever scales by this would send it more.
-                let free = registry.busy(id, endpoint, now_ms()).map_or(0, |busy| cap.saturating_sub(busy));
-                (endpoint.pool == pool.wire.name).then_some((cap, free))
-            });
-            let labels = vec![("pool", pool.wire.name.clone())];
-            let total = |slots: fn((u64, u64)) -> u64| ready.clone().map(slots).sum::<u64>() as f64;
-            capacity.get_or_create(&labels).set(total(|(cap, _)| cap));
-            headroom.get_or_create(&labels).set(total(|(_, free)| free));
+        for (pool, load) in registry.pool_loads(&verdicts, now_ms()) {
+            let labels = vec![("pool", pool.to_owned())];
+            capacity.get_or_create(&labels).set(load.capacity as f64);
+            headroom.get_or_create(&labels).set(load.headroom.unwrap_or(0) as f64);
         }
         let published = registry.published().map_or(0, |published| published.version);
         version.get_or_create(&Vec::new()).set(published as f64);
-        reporting.get_or_create(&Vec::new()).set(registry.exchange.envoys(now_ms()).0 as f64);
+        reporting.get_or_create(&Vec::new()).set(registry.exchange.envoys(now_ms()) as f64);
     });
-    alarms.get_or_create(&Vec::new()).set(service.alarms().len() as f64);
+    let wrong = service.alarms();
+    for code in Code::ALL {
+        let count = wrong.iter().filter(|(alarm, _)| alarm.code == code).count();
+        alarms.get_or_create(&vec![("code", code.as_str().to_owned())]).set(count as f64);
+    }
     let connected = service.xds.envoys().iter().filter(|envoy| envoy.connected).count();
     envoys.get_or_create(&Vec::new()).set(connected as f64);
     let mut text = String::new();

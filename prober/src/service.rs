@@ -1,9 +1,9 @@
 //! The one place where the fleet changes: a change to the registry, the snapshot that follows from it, and its way to
 //! every Envoy are one step under one lock.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,11 +11,13 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 use weighbridge_xds::XdsServer;
 
+use crate::alarms::{self, Alarm, Code};
 use crate::config::{Config, Endpoint};
 use crate::decisions::Decisions;
 use crate::engine::Client;
 use crate::engine::access::{Access, May};
 use crate::envoy_admin::Admins;
+use crate::live::Live;
 use crate::peers::Peers;
 use crate::registry::{Memory, Origin, ProbeRecord, Registered, Registry, RegistryError};
 use crate::reload::Reloads;
@@ -85,6 +87,13 @@ pub struct Service {
     pub order: tokio::sync::Mutex<()>,
     /// What has come of reading files again.
     pub reloads: Reloads,
+    /// Since when alarms hold.
+    since: Mutex<alarms::Since>,
+    changes: AtomicU64,
+    /// When it started, in Unix ms.
+    pub started_ms: u64,
+    /// Who watches the fleet.
+    pub live: Live,
     terminators: OnceLock<Vec<Arc<Terminator>>>,
     /// Wakes the schedulers.
     pub wake: Notify,
@@ -112,6 +121,10 @@ impl Service {
             busy: Mutex::new(HashSet::new()),
             order: tokio::sync::Mutex::new(()),
             reloads: Reloads::default(),
+            since: Mutex::default(),
+            changes: AtomicU64::new(0),
+            started_ms: now_ms(),
+            live: Live::default(),
             terminators: OnceLock::new(),
             wake: Notify::new(),
             members: Notify::new(),
@@ -175,6 +188,7 @@ impl Service {
             self.store.put(vec![change]);
         }
         drop(registry);
+        self.changes.fetch_add(1, Ordering::Relaxed);
         self.wake.notify_waiters();
         result
     }
@@ -195,13 +209,26 @@ impl Service {
         self.store.write(changes).await
     }
 
-    /// Everything that is wrong with the prober itself, for people.
+    /// Everything that is wrong now, and since when (Unix ms), the prober's own first.
     #[must_use]
-    pub fn alarms(&self) -> Vec<String> {
+    pub fn alarms(&self) -> Vec<(Alarm, u64)> {
+        // Held from before they are looked at: whoever looked first notes first.
+        let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let mut alarms = self.store.alarms();
-        alarms.extend(self.reloads.alarms());
-        alarms.extend(self.read(|registry| registry.alarms.clone()));
-        alarms
+        alarms.extend(self.reloads.alarms().into_iter().map(|why| Alarm::of_prober(Code::FileUnusable, why)));
+        self.read(|registry| {
+            let refused = registry.alarms.iter().cloned();
+            alarms.extend(refused.map(|why| Alarm::of_prober(Code::AddressNotTaken, why)));
+            alarms.extend(registry.endpoint_alarms());
+        });
+        let since = since.note(&alarms, now_ms());
+        alarms.into_iter().zip(since).collect()
+    }
+
+    /// How often [`Self::change`] was called.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Tells those who asked here for a probe of an endpoint that another prober has done it.
@@ -227,6 +254,14 @@ impl Service {
         drop(demands);
         self.wake.notify_waiters();
         true
+    }
+
+    /// Endpoints of which a probe was asked for, here or at another prober, that has not ended yet.
+    #[must_use]
+    pub fn asked(&self) -> BTreeSet<String> {
+        let here = self.peek_demands(|demands| demands.iter().map(|demand| demand.id.clone()).collect::<Vec<_>>());
+        let anywhere = self.store.all::<Asked>(Table::Demands).into_iter().map(|(id, _)| id);
+        here.into_iter().chain(anywhere).collect()
     }
 
     /// Reserves an engine for a burst, until the guard is dropped; `None` when somebody else has it.

@@ -1,52 +1,9 @@
 //! The REST API in-process: token, foreign origins, errors, and what a restart finds.
 
+mod common;
+
+use common::{endpoint, start};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
-use weighbridge_prober::config::Config;
-
-struct Prober {
-    running: weighbridge_prober::Running,
-    shutdown: CancellationToken,
-    http: reqwest::Client,
-}
-
-async fn start(dir: &std::path::Path, token: Option<&str>) -> Prober {
-    let mut api = json!({"listen": "127.0.0.1:0"});
-    if let Some(token) = token {
-        let file = dir.join("token");
-        std::fs::write(&file, format!("{token}\n")).unwrap();
-        api["token_file"] = json!(file);
-    }
-    let config = json!({
-        "api": api, "xds": {"listen": "127.0.0.1:0"}, "store": {"path": dir.join("store.redb")},
-        // What Envoys report is to outlast a busy machine.
-        "signals": {"interval": "5s"},
-        "pools": [{"name": "p", "models": ["m"]}, {"name": "q", "models": ["n"]}],
-    });
-    let shutdown = CancellationToken::new();
-    let running = weighbridge_prober::run(Config::parse(&config.to_string()).unwrap(), shutdown.clone()).await.unwrap();
-    Prober { running, shutdown, http: reqwest::Client::builder().no_proxy().build().unwrap() }
-}
-
-impl Prober {
-    fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.running.api)
-    }
-
-    async fn post(&self, body: Value) -> (u16, Value) {
-        let answer = self.http.post(self.url("/v1/endpoints")).json(&body).send().await.unwrap();
-        (answer.status().as_u16(), answer.json().await.unwrap())
-    }
-
-    async fn stop(self) {
-        self.shutdown.cancel();
-        self.running.stopped().await.unwrap();
-    }
-}
-
-fn endpoint(id: &str, port: u16) -> Value {
-    json!({"pool": "p", "id": id, "address": format!("127.0.0.1:{port}"), "launch_args": "-x"})
-}
 
 #[tokio::test]
 async fn with_a_token_everything_under_v1_needs_it() {

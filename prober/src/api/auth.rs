@@ -1,4 +1,13 @@
 //! Who may ask.
+//!
+//! | shown | lets in |
+//! |---|---|
+//! | `authorization: Bearer <token>` | to everything |
+//! | the token of reports | filters, to what they report |
+//! | the cookie of a session | to everything; for what changes something only with `x-weighbridge-page: 1` and an `Origin` that is the `Host` |
+//!
+//! A browser sends a cookie by itself, whoever made it ask. That header and `Origin` say that our page did: no other site's page
+//! can send the one, or choose the other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,23 +15,32 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use super::error::ApiError;
-use super::token::Guard;
+use super::sessions::{Cookie, SessionId};
+use super::token::{Guard, Ticket};
+
+/// Our page sends it with everything that it asks.
+const PAGE: HeaderName = HeaderName::from_static("x-weighbridge-page");
 
 /// What a request shows.
-fn bearer(request: &Request) -> &[u8] {
-    let given = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
-    given.strip_prefix(b"Bearer ").unwrap_or_default()
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    headers.get(header::AUTHORIZATION).map(|value| value.as_bytes().strip_prefix(b"Bearer ").unwrap_or_default())
+}
+
+/// The session that a request is of.
+fn session(headers: &HeaderMap) -> Option<SessionId> {
+    let cookies = headers.get_all(header::COOKIE).iter();
+    cookies.filter_map(|value| Cookie::of_header(value.as_bytes())).map(SessionId::of).next()
 }
 
 /// A page of another site may send simple requests to a loopback address from the browser of somebody who has access to
 /// it. Browsers say where such a request comes from.
-fn from_another_site(request: &Request) -> bool {
-    let header = |name| request.headers().get(name).map(|value| value.as_bytes());
+fn from_another_site(headers: &HeaderMap) -> bool {
+    let header = |name| headers.get(name).map(|value| value.as_bytes());
     let Some(origin) = header(header::ORIGIN) else { return false };
     let authority = origin.splitn(3, |byte| *byte == b'/').nth(2);
     authority.is_none() || authority != header(header::HOST)
@@ -30,8 +48,8 @@ fn from_another_site(request: &Request) -> bool {
 
 /// Whether a page that asks was itself fetched under an address or as `localhost`. A name of somebody else's may be made to
 /// lead to this machine, and its page then has the same origin; without a token nothing else would tell.
-fn is_of_this_machine(request: &Request) -> bool {
-    let Some(origin) = request.headers().get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
+fn is_of_this_machine(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
         return true;
     };
     let authority = origin.splitn(3, '/').nth(2).and_then(|authority| authority.parse::<Authority>().ok());
@@ -46,22 +64,108 @@ fn is_report(request: &Request) -> bool {
     request.method() == Method::POST && ["/v1/signals", "/v1/decisions"].contains(&request.uri().path())
 }
 
-pub(super) async fn check(
+/// Whether our page sent it, which no other page could have made it look like.
+fn is_of_our_page(headers: &HeaderMap) -> bool {
+    headers.get(PAGE).is_some_and(|value| value == "1")
+        && headers.contains_key(header::ORIGIN)
+        && !from_another_site(headers)
+}
+
+/// How a request was let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// No token is configured.
+    None,
+    /// It showed a token.
+    Token,
+    /// It came with the cookie of a session.
+    Session,
+}
+
+impl Admission {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Admission::None => "none",
+            Admission::Token => "token",
+            Admission::Session => "session",
+        }
+    }
+}
+
+/// A request was let in.
+#[derive(Debug, Clone)]
+pub(super) struct Admitted(Option<(Arc<Guard>, Ticket)>);
+
+impl Admitted {
+    /// How.
+    pub(super) fn by(&self) -> Admission {
+        match &self.0 {
+            None => Admission::None,
+            Some((_, Ticket::Token { .. })) => Admission::Token,
+            Some((_, Ticket::Session(_))) => Admission::Session,
+        }
+    }
+
+    /// Waits until it would not be let in any more: the token has changed, or the session is over.
+    pub(super) async fn over(&self) {
+        match &self.0 {
+            None => std::future::pending().await,
+            Some((guard, ticket)) => guard.over(*ticket).await,
+        }
+    }
+
+    /// Ends its session, when it is of one.
+    pub(super) fn sign_out(&self) {
+        if let Some((guard, Ticket::Session(id))) = &self.0 {
+            guard.sign_out(*id);
+        }
+    }
+}
+
+/// Whether a request is let in, and how; else the answer to it.
+pub(super) fn admitted(guard: Option<&Arc<Guard>>, request: &Request) -> Result<Admitted, ApiError> {
+    let Some(guard) = guard else { return Ok(Admitted(None)) };
+    let (headers, now) = (request.headers(), Instant::now());
+    let ticket = match (bearer(headers), session(headers)) {
+        (Some(token), _) => guard.admits(token, is_report(request), now),
+        (None, Some(session)) => guard.of_session(session, now),
+        (None, None) => None,
+    };
+    match ticket {
+        None => {
+            let message = "expected `authorization: Bearer <token>`, or a session";
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
+        }
+        Some(Ticket::Session(_)) if !request.method().is_safe() && !is_of_our_page(headers) => {
+            let message =
+                "a session changes something only with `x-weighbridge-page: 1` and an Origin that is the Host";
+            Err(ApiError::new(StatusCode::FORBIDDEN, "not_of_the_page", message))
+        }
+        Some(ticket) => Ok(Admitted(Some((Arc::clone(guard), ticket)))),
+    }
+}
+
+/// Refuses what pages of other sites ask.
+pub(super) async fn check_origin(
     State(guard): State<Option<Arc<Guard>>>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if from_another_site(&request) || (guard.is_none() && !is_of_this_machine(&request)) {
-        return Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "foreign_origin",
-            "requests of other sites' pages are refused",
-        ));
+    let headers = request.headers();
+    if from_another_site(headers) || (guard.is_none() && !is_of_this_machine(headers)) {
+        let message = "requests of other sites' pages are refused";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_origin", message));
     }
-    match guard {
-        Some(guard) if !guard.admits(bearer(&request), is_report(&request), Instant::now()) => {
-            Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "expected `authorization: Bearer <token>`"))
-        }
-        _ => Ok(next.run(request).await),
-    }
+    Ok(next.run(request).await)
+}
+
+/// Refuses whoever may not ask.
+pub(super) async fn check(
+    State(guard): State<Option<Arc<Guard>>>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let admitted = admitted(guard.as_ref(), &request)?;
+    request.extensions_mut().insert(admitted);
+    Ok(next.run(request).await)
 }

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 use super::error::{ApiError, Body, ErrorBody, Path};
 use super::views::EndpointView;
+use crate::alarms::Subject;
 use crate::config::{self, EngineTls, Reach};
 use crate::engine::access::Access;
 use crate::members::{Resolved, resolve};
@@ -73,8 +74,12 @@ pub(super) struct EndpointList {
 /// Every endpoint.
 #[utoipa::path(get, path = "/v1/endpoints", responses((status = 200, body = EndpointList)))]
 pub(super) async fn list(State(service): State<Arc<Service>>) -> Json<EndpointList> {
-    let alarms = service.alarms();
-    Json(service.read(|registry| EndpointList { endpoints: EndpointView::all(registry), alarms }))
+    let alarms = service.alarms().into_iter().map(|(alarm, _)| alarm).filter(|alarm| alarm.subject == Subject::Prober);
+    let alarms = alarms.map(|alarm| alarm.message).collect();
+    Json(service.read(|registry| EndpointList {
+        endpoints: EndpointView::all(registry, &registry.verdicts()).collect(),
+        alarms,
+    }))
 }
 
 /// One endpoint with its probe history, its curve, and what serving says of that.

@@ -47,6 +47,11 @@ impl ApiError {
         ApiError { status, code, message: message.into() }
     }
 
+    /// Whether it is answered with this status.
+    pub(super) fn is(&self, status: StatusCode) -> bool {
+        self.status == status
+    }
+
     pub(super) fn field(error: &FieldError) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, "invalid_field", error.to_string())
     }

@@ -43,8 +43,8 @@ pub(super) async fn healthz() -> &'static str {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Readiness {
-    ready: bool,
+pub(super) struct Readiness {
+    pub(super) ready: bool,
     /// Every connected Envoy, and at least one, has acknowledged the snapshot in force.
     envoys_have_the_snapshot: bool,
     /// Endpoints whose registration probe is not done.
@@ -54,16 +54,23 @@ struct Readiness {
 /// 200 when every connected Envoy has the snapshot and every endpoint its registration probe, else 503.
 #[utoipa::path(get, path = "/readyz", responses((status = 200, body = Readiness), (status = 503, body = Readiness)))]
 pub(super) async fn readyz(State(service): State<Arc<Service>>) -> Response {
-    let waiting_for_probes: Vec<String> = service.read(|registry| {
-        // A drained one is not probed until it is back.
-        let waiting =
-            registry.endpoints().iter().filter(|(_, endpoint)| !endpoint.registered && endpoint.drain.is_none());
-        waiting.map(|(id, _)| id.clone()).collect()
-    });
-    let envoys_have_the_snapshot = service.xds.all_acked();
-    let ready = envoys_have_the_snapshot && waiting_for_probes.is_empty();
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(Readiness { ready, envoys_have_the_snapshot, waiting_for_probes })).into_response()
+    let readiness = Readiness::of(&service);
+    let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(readiness)).into_response()
+}
+
+impl Readiness {
+    pub(super) fn of(service: &Service) -> Self {
+        let waiting_for_probes: Vec<String> = service.read(|registry| {
+            // A drained one is not probed until it is back.
+            let waiting =
+                registry.endpoints().iter().filter(|(_, endpoint)| !endpoint.registered && endpoint.drain.is_none());
+            waiting.map(|(id, _)| id.clone()).collect()
+        });
+        let envoys_have_the_snapshot = service.xds.all_acked();
+        let ready = envoys_have_the_snapshot && waiting_for_probes.is_empty();
+        Readiness { ready, envoys_have_the_snapshot, waiting_for_probes }
+    }
 }
 
 /// Prometheus metrics.

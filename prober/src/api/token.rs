@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use ring::hmac;
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 
+use super::sessions::{Cookie, SessionId, Sessions};
 use crate::config::{FieldError, Stands};
 use crate::reload::{Read, Reload};
 use crate::service::Service;
@@ -78,9 +80,23 @@ impl Token {
     }
 }
 
+/// By what a request was let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ticket {
+    /// The token, when it was this one in turn.
+    Token {
+        /// Of how many.
+        turn: u64,
+    },
+    /// A session.
+    Session(SessionId),
+}
+
 /// What the API asks for.
 #[derive(Debug, Clone)]
 struct Tokens {
+    /// How many there have been before.
+    turn: u64,
     operators: Token,
     reports: Token,
     /// The reports token before, and until when it is good.
@@ -92,6 +108,9 @@ struct Tokens {
 pub struct Guard {
     path: PathBuf,
     tokens: RwLock<Arc<Tokens>>,
+    sessions: Mutex<Sessions>,
+    /// Rises whenever a token or a session is over.
+    over: watch::Sender<u64>,
 }
 
 impl Guard {
@@ -102,8 +121,9 @@ impl Guard {
     pub fn read(path: &Path) -> Result<Self, FieldError> {
         let operators = Token::read(path)?;
         let reports = Token(operators.for_reports().into_bytes());
-        let tokens = Tokens { operators, reports, former: None };
-        Ok(Guard { path: path.to_owned(), tokens: RwLock::new(Arc::new(tokens)) })
+        let tokens = Tokens { turn: 0, operators, reports, former: None };
+        let tokens = RwLock::new(Arc::new(tokens));
+        Ok(Guard { path: path.to_owned(), tokens, sessions: Mutex::default(), over: watch::Sender::default() })
     }
 
     /// The token of the filters' reports.
@@ -113,10 +133,63 @@ impl Guard {
     }
 
     /// Whether a request with this token is let in; `report`: it is one that filters send.
-    pub(super) fn admits(&self, given: &[u8], report: bool, now: Instant) -> bool {
+    pub(super) fn admits(&self, given: &[u8], report: bool, now: Instant) -> Option<Ticket> {
         let tokens = self.tokens();
         let former = tokens.former.as_ref().is_some_and(|(token, until)| now < *until && token.is(given));
-        tokens.operators.is(given) || (report && (tokens.reports.is(given) || former))
+        let good = tokens.operators.is(given) || (report && (tokens.reports.is(given) || former));
+        good.then_some(Ticket::Token { turn: tokens.turn })
+    }
+
+    /// Whether a request of this session is let in.
+    pub(super) fn of_session(&self, id: SessionId, now: Instant) -> Option<Ticket> {
+        self.sessions().ends(id, now).map(|_| Ticket::Session(id))
+    }
+
+    /// Begins a session, when this is the token.
+    pub(super) fn sign_in(&self, given: &[u8], cookie: &Cookie, now: Instant) -> bool {
+        // Locked first: no session begins with a token that has just been turned.
+        let mut sessions = self.sessions();
+        let good = self.tokens().operators.is(given);
+        if good {
+            sessions.begin(cookie, now);
+        }
+        good
+    }
+
+    /// Ends a session.
+    pub(super) fn sign_out(&self, id: SessionId) {
+        self.sessions().end(id);
+        self.over.send_modify(|count| *count += 1);
+    }
+
+    /// Waits until this lets nobody in any more.
+    pub(super) async fn over(&self, ticket: Ticket) {
+        let mut over = self.over.subscribe();
+        loop {
+            let ends = match ticket {
+                Ticket::Token { turn } if turn != self.tokens().turn => return,
+                Ticket::Token { .. } => None,
+                Ticket::Session(id) => match self.sessions().ends(id, Instant::now()) {
+                    None => return,
+                    ends => ends,
+                },
+            };
+            let ended = async {
+                match ends {
+                    None => std::future::pending().await,
+                    Some(ends) => tokio::time::sleep_until(ends.into()).await,
+                }
+            };
+            tokio::select! {
+                () = ended => return,
+                // The sender is ours, and outlives this.
+                _ = over.changed() => {}
+            }
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tokens(&self) -> Arc<Tokens> {
@@ -126,8 +199,15 @@ impl Guard {
     /// Puts another token in force.
     fn turn(&self, operators: Token, now: Instant) {
         let reports = Token(operators.for_reports().into_bytes());
-        let former = Some((self.tokens().reports.clone(), now + HEAR));
-        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Tokens { operators, reports, former });
+        let before = self.tokens();
+        let former = Some((before.reports.clone(), now + HEAR));
+        let tokens = Tokens { turn: before.turn + 1, operators, reports, former };
+        let mut sessions = self.sessions();
+        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+        // Whoever knew the old one is to show the new one.
+        sessions.end_all();
+        drop(sessions);
+        self.over.send_modify(|count| *count += 1);
     }
 }
 
@@ -190,7 +270,11 @@ mod tests {
             (&old, true, HEAR, false),
             ("", true, Duration::ZERO, false),
         ] {
-            assert_eq!(guard.admits(given.as_bytes(), report, now + after), admitted, "{given} {report} {after:?}");
+            assert_eq!(
+                guard.admits(given.as_bytes(), report, now + after).is_some(),
+                admitted,
+                "{given} {report} {after:?}"
+            );
         }
     }
 }

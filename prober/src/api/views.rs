@@ -1,5 +1,7 @@
 //! What the API shows.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use utoipa::ToSchema;
 use weighbridge_routing::exchange::Averages;
@@ -10,7 +12,7 @@ use crate::registry::{Endpoint, ProbeRecord, Registry, Verdict, WeightSource};
 use crate::service::now_ms;
 
 /// One endpoint.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct EndpointView {
     id: String,
     pool: String,
@@ -66,7 +68,7 @@ pub(super) struct EndpointView {
 }
 
 /// One step of a sweep.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct StepView {
     /// Requests at once.
     concurrency: u32,
@@ -78,7 +80,7 @@ struct StepView {
     ttft_ms: Option<f64>,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct KneeView {
     /// Requests at once.
     concurrency: u32,
@@ -90,7 +92,7 @@ struct KneeView {
 }
 
 /// Windows of serving at about the same concurrency.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct PointView {
     /// Mean running count.
     concurrency: f64,
@@ -102,7 +104,7 @@ struct PointView {
     windows: u64,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct PinView {
     weight: f64,
     reason: String,
@@ -110,7 +112,7 @@ struct PinView {
 }
 
 /// An endpoint that takes no more requests.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct LeavingView {
     reason: String,
     /// RFC 3339
@@ -123,7 +125,7 @@ struct LeavingView {
     in_flight: Option<u64>,
 }
 
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 struct HealthView {
     healthy: bool,
     /// Whether there has been a check at all.
@@ -137,7 +139,7 @@ struct HealthView {
 }
 
 /// What the engine, exporters, Envoys and served requests tell. What is stale is missing.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct SignalsView {
     /// `vllm`, `sglang`, `llamacpp`, or nothing when it is none of them.
     brand: Option<String>,
@@ -167,7 +169,7 @@ pub(super) struct SignalsView {
 }
 
 /// Moving averages over the requests of all Envoys.
-#[derive(Debug, Default, Serialize, ToSchema)]
+#[derive(Debug, Default, PartialEq, Serialize, ToSchema)]
 pub(super) struct AveragesView {
     /// Time to the first token of streams, ms.
     ttft_ms: Option<f64>,
@@ -180,7 +182,7 @@ pub(super) struct AveragesView {
 }
 
 /// One probe.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct ProbeView {
     at: String,
     /// `registration`, `interval` or `demand`
@@ -335,7 +337,7 @@ impl EndpointView {
                 last_token: endpoint.health.tokens.proven_ms().map(time),
             },
             signals: SignalsView::new(registry, id, endpoint),
-            alarm: endpoint.alarms(),
+            alarm: endpoint.alarm_line(),
             curve: None,
             knee: None,
             observed: None,
@@ -344,16 +346,25 @@ impl EndpointView {
     }
 
     /// All endpoints, by id.
-    pub(super) fn all(registry: &Registry) -> Vec<Self> {
-        let verdicts = registry.verdicts();
-        registry
-            .endpoints()
-            .iter()
-            .filter_map(|(id, endpoint)| {
-                let verdict = *verdicts.get(id.as_str())?;
-                Some(Self::new(registry, id, endpoint, verdict))
-            })
-            .collect()
+    pub(super) fn all(registry: &Registry, verdicts: &BTreeMap<&str, Verdict>) -> impl Iterator<Item = Self> {
+        registry.endpoints().iter().filter_map(|(id, endpoint)| {
+            let verdict = *verdicts.get(id.as_str())?;
+            Some(Self::new(registry, id, endpoint, verdict))
+        })
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Requests that Envoys have in flight there, as they report.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.signals.in_flight
+    }
+
+    /// Leaves out how old its figures are: that changes by itself.
+    pub(super) fn forget_age(&mut self) {
+        self.signals.age_ms = None;
     }
 
     /// One endpoint, without what only [`Self::in_full`] adds.

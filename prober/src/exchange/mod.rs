@@ -73,8 +73,8 @@ struct Envoy {
     heard_ms: u64,
     /// By endpoint id.
     rows: HashMap<String, Row>,
-    /// Requests in its queues.
-    waiting: u32,
+    /// Requests in its queues, by pool.
+    waiting: HashMap<String, u32>,
 }
 
 /// Too many Envoys report.
@@ -130,9 +130,11 @@ impl Exchange {
         let mut envoy = self.envoys.remove(&report.envoy).unwrap_or_default();
         let mut before = std::mem::take(&mut envoy.rows);
         envoy.heard_ms = now_ms;
-        envoy.waiting = 0;
+        envoy.waiting.clear();
         for (pool, told) in &report.pools {
-            envoy.waiting = envoy.waiting.saturating_add(told.waiting);
+            if told.waiting > 0 {
+                envoy.waiting.insert(pool.clone(), told.waiting);
+            }
             for (id, EndpointReport { in_flight, pending_tokens, served }) in &told.endpoints {
                 if !exists(pool, id) {
                     continue;
@@ -189,17 +191,26 @@ impl Exchange {
     /// Requests that Envoys have in flight at an endpoint, all together.
     #[must_use]
     pub fn in_flight(&self, id: &str, now_ms: u64) -> u32 {
-        let stale_after_ms = self.settings.stale_after_ms();
-        let rows = self.envoys.values().filter(|envoy| is_fresh(envoy.heard_ms, now_ms, stale_after_ms));
-        rows.filter_map(|envoy| envoy.rows.get(id)).fold(0, |sum, row| sum.saturating_add(row.counts.last()))
+        self.fresh(now_ms)
+            .filter_map(|envoy| envoy.rows.get(id))
+            .fold(0, |sum, row| sum.saturating_add(row.counts.last()))
     }
 
-    /// Envoys that report, and requests in their queues.
+    /// Envoys that report.
     #[must_use]
-    pub fn envoys(&self, now_ms: u64) -> (usize, u64) {
+    pub fn envoys(&self, now_ms: u64) -> usize {
+        self.fresh(now_ms).count()
+    }
+
+    /// Requests that wait for a pool in the Envoys' queues.
+    #[must_use]
+    pub fn waiting(&self, pool: &str, now_ms: u64) -> u64 {
+        self.fresh(now_ms).filter_map(|envoy| envoy.waiting.get(pool)).map(|waiting| u64::from(*waiting)).sum()
+    }
+
+    fn fresh(&self, now_ms: u64) -> impl Iterator<Item = &Envoy> {
         let stale_after_ms = self.settings.stale_after_ms();
-        let fresh = self.envoys.values().filter(|envoy| is_fresh(envoy.heard_ms, now_ms, stale_after_ms));
-        fresh.fold((0, 0), |(count, waiting), envoy| (count + 1, waiting + u64::from(envoy.waiting)))
+        self.envoys.values().filter(move |envoy| is_fresh(envoy.heard_ms, now_ms, stale_after_ms))
     }
 
     /// The moving averages of an endpoint.

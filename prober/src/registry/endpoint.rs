@@ -10,6 +10,7 @@ use weighbridge_routing::weight::Weight;
 use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
 use super::health::Health;
+use crate::alarms::Code;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
 use crate::config;
 use crate::engine::Signals;
@@ -259,9 +260,9 @@ impl Endpoint {
         }
     }
 
-    /// Everything that is wrong with it, for people.
+    /// What is wrong with how it was measured or leaves, for people; its health and its signals say for themselves.
     #[must_use]
-    pub fn alarms(&self) -> Option<String> {
+    pub fn alarms(&self) -> Vec<(Code, String)> {
         let swept = self.kept.as_ref().filter(|_| self.sizing.mode == Mode::Measured);
         let sweep = swept.and_then(|kept| kept.measurement.sweep_error.as_deref()).map(|why| {
             let cap = if self.measured.is_some() { "stays as measured before" } else { "follows the weight" };
@@ -273,7 +274,21 @@ impl Endpoint {
             Some(left) => format!("it was to be empty by now, and has {left} requests left"),
             None => "it was to be empty by now, and nobody tells what it has left".into(),
         });
-        let all: Vec<String> = self.alarm.clone().into_iter().chain(sweep).chain(floor).chain(late).collect();
+        [
+            (Code::ProbeFailed, self.alarm.clone()),
+            (Code::SweepFailed, sweep),
+            (Code::BelowFloor, floor),
+            (Code::DrainOverdue, late),
+        ]
+        .into_iter()
+        .filter_map(|(code, message)| Some((code, message?)))
+        .collect()
+    }
+
+    /// The same in one line.
+    #[must_use]
+    pub fn alarm_line(&self) -> Option<String> {
+        let all: Vec<String> = self.alarms().into_iter().map(|(_, message)| message).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 

@@ -49,7 +49,7 @@ impl Registry {
     pub fn busy(&self, id: &str, endpoint: &Endpoint, now_ms: u64) -> Option<u64> {
         let Figures { running, waiting, .. } = self.figures(id, endpoint, now_ms);
         let engine = running.map(|running| u64::from(running) + u64::from(waiting.unwrap_or(0)));
-        let told = || (self.exchange.envoys(now_ms).0 > 0).then(|| self.exchange.in_flight(id, now_ms).into());
+        let told = || (self.exchange.envoys(now_ms) > 0).then(|| self.exchange.in_flight(id, now_ms).into());
         engine.or_else(told)
     }
 

@@ -38,7 +38,7 @@ impl Registry {
             signals.requests()
         });
         let in_flight = self.exchange.in_flight(id, now_ms).into();
-        Left { connected, reporting: self.exchange.envoys(now_ms).0, in_flight, others, engine }
+        Left { connected, reporting: self.exchange.envoys(now_ms), in_flight, others, engine }
     }
 
     /// An endpoint has been looked at: whether every Envoy has applied its [`Going::version`], and how many requests are left.

@@ -17,6 +17,7 @@
 //! - [`watched`]: what health checks and metrics change; [`gpus`]: what exporters tell.
 //! - [`exchanged`]: what an Envoy is answered.
 //! - [`verdicts`]: weights, states, and the snapshot; [`versions`]: its number.
+//! - [`pools`]: what a pool has in sum.
 //! - [`shared`]: what other probers have changed.
 
 mod drain;
@@ -26,6 +27,7 @@ mod exchanged;
 mod gpus;
 mod health;
 mod leaving;
+mod pools;
 mod shared;
 mod tokens;
 mod verdicts;
@@ -49,6 +51,7 @@ pub use epoch::Epoch;
 pub use gpus::Gpus;
 pub use health::{CheckFailure, Health};
 pub use leaving::Going;
+pub use pools::PoolLoad;
 pub use shared::{Mark, News};
 pub use tokens::{Tokens, Tried};
 pub use verdicts::{Verdict, WeightSource};
@@ -421,6 +424,12 @@ impl Registry {
     #[must_use]
     pub fn probes(&self) -> &BTreeMap<(String, ProbeKind, Outcome), u64> {
         &self.probes
+    }
+
+    /// Whether some endpoint is under a burst.
+    #[must_use]
+    pub fn is_bursting(&self) -> bool {
+        self.endpoints.values().any(Endpoint::under_burst)
     }
 
     /// Whether every endpoint has had its registration probe.

@@ -8,6 +8,7 @@ use weighbridge_routing::weight::{Weight, cap, median, weights};
 
 use super::versions::{Content, DAY_MS};
 use super::{Endpoint, Registry};
+use crate::alarms::{Alarm, Code, Subject};
 use crate::caps::{CapSource, Measured};
 
 /// Where a weight comes from.
@@ -114,6 +115,26 @@ impl Registry {
         let snapshot = wire::Snapshot { format: 1, version, filter: self.filter.clone(), pools };
         self.published = Some(snapshot.clone());
         Some(snapshot)
+    }
+}
+
+impl Registry {
+    /// Everything that is wrong with the endpoints.
+    #[must_use]
+    pub fn endpoint_alarms(&self) -> Vec<Alarm> {
+        let mut alarms = Vec::new();
+        for (id, endpoint) in &self.endpoints {
+            let health = &endpoint.health;
+            let down =
+                (health.checked && !health.healthy()).then(|| health.last_error().unwrap_or("unhealthy").to_owned());
+            let unhealthy = down.map(|why| (Code::Unhealthy, why));
+            let silent = endpoint.signals.alarm.clone().map(|why| (Code::NoSignals, why));
+            alarms.extend(unhealthy.into_iter().chain(endpoint.alarms()).chain(silent).map(|(code, message)| {
+                let subject = Subject::Endpoint { id: id.clone(), pool: endpoint.pool.clone() };
+                Alarm { code, subject, message }
+            }));
+        }
+        alarms
     }
 }
 

@@ -34,6 +34,7 @@ pub use self::redis::RedisUrl;
 
 use self::exchange::Session;
 use self::mirror::Mirror;
+use crate::alarms::{Alarm, Code};
 use crate::registry::{Measurement, Memory};
 use crate::service::now_ms;
 
@@ -171,15 +172,17 @@ impl Store {
 
     /// What is wrong with it, for people.
     #[must_use]
-    pub fn alarms(&self) -> Vec<String> {
+    pub fn alarms(&self) -> Vec<Alarm> {
         let Health { up, loaded, error, mended, .. } = self.health();
-        let mut alarms: Vec<String> = mended.into_iter().collect();
+        let mended = mended.map(|mended| Alarm::of_prober(Code::StoreMended, mended));
+        let mut alarms: Vec<Alarm> = mended.into_iter().collect();
         if !up {
             let waiting = self.waiting();
             let why = error.unwrap_or_else(|| format!("{} has not been read yet", self.describe()));
             let pins = if loaded { "" } else { "; pins and results from before the start are not known yet" };
             let burst = if self.is_shared() { "; nobody measures until it is back" } else { "" };
-            alarms.push(format!("{why}; {waiting} changes are in force and wait to be stored{pins}{burst}"));
+            let message = format!("{why}; {waiting} changes are in force and wait to be stored{pins}{burst}");
+            alarms.push(Alarm::of_prober(Code::StoreDown, message));
         }
         alarms
     }

@@ -74,13 +74,13 @@ fn a_sweep_that_failed_leaves_the_curve_before_or_else_the_weight() {
     add(&mut registry, "a", "args");
     swept(&mut registry, "a", 479.0, Err("at concurrency 4: no"), 1);
     assert_eq!(cap_of(&registry, "a"), (24, CapSource::Weight));
-    let alarm = registry.get("a").unwrap().alarms().unwrap();
+    let alarm = registry.get("a").unwrap().alarm_line().unwrap();
     assert!(alarm.contains("at concurrency 4: no") && alarm.contains("follows the weight"), "{alarm}");
     swept(&mut registry, "a", 479.0, Ok(curve()), 2);
-    assert_eq!((cap_of(&registry, "a"), registry.get("a").unwrap().alarms()), ((12, CapSource::Measured), None));
+    assert_eq!((cap_of(&registry, "a"), registry.get("a").unwrap().alarm_line()), ((12, CapSource::Measured), None));
     swept(&mut registry, "a", 479.0, Err("at concurrency 8: no"), 3);
     assert_eq!(cap_of(&registry, "a"), (12, CapSource::Measured));
-    assert!(registry.get("a").unwrap().alarms().unwrap().contains("stays as measured before"));
+    assert!(registry.get("a").unwrap().alarm_line().unwrap().contains("stays as measured before"));
     // Other launch arguments: that curve is not this one's.
     add(&mut registry, "a", "other");
     registry.identified("a", Identity::default(), 1_000, 3);
@@ -119,7 +119,7 @@ fn one_request_that_is_too_slow_is_an_alarm() {
     add(&mut registry, "a", "args");
     swept(&mut registry, "a", 479.0, Ok(curve().scaled(|_| 0.3)), 1);
     assert_eq!(cap_of(&registry, "a"), (1, CapSource::Measured));
-    let alarm = registry.get("a").unwrap().alarms().unwrap();
+    let alarm = registry.get("a").unwrap().alarm_line().unwrap();
     assert!(alarm.contains("28.2 tokens/s, less than admission.min_tps (30)"), "{alarm}");
 }
 

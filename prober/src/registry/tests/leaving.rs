@@ -71,12 +71,12 @@ fn a_drain_ends_by_no_deadline_and_says_once_that_it_is_late() {
     assert_eq!(look(&mut registry, 4_000), Some(Progress::Draining));
     report(&mut registry, 1, 5_000);
     assert_eq!((look(&mut registry, 5_000), look(&mut registry, 5_000)), (Some(Progress::Overdue), None));
-    let alarm = registry.get("a").unwrap().alarms().unwrap();
+    let alarm = registry.get("a").unwrap().alarm_line().unwrap();
     assert!(alarm.contains("1 requests left"), "{alarm}");
     assert!(!registry.may_be_forgotten("a", u64::MAX));
     report(&mut registry, 0, 6_000);
     assert_eq!(look(&mut registry, 6_000), Some(Progress::Drained));
-    assert!(registry.get("a").unwrap().alarms().is_none());
+    assert!(registry.get("a").unwrap().alarm_line().is_none());
     assert_eq!((seen(&registry, "a").2, registry.may_be_forgotten("a", u64::MAX)), (State::Draining, false));
     // To be removed now, too: with the deadline that it has, and it stays empty.
     registry.get_mut("a").unwrap().remove("test", DEADLINE, 6_000);

@@ -1,0 +1,195 @@
+//! Who watches the fleet, and what they are sent.
+//!
+//! One task makes the document of `/v1/fleet` and hands it to all streams: what a look costs does not grow with the number of
+//! those who look, and without any it costs nothing. It is made
+//!
+//! | when | how often |
+//! |---|---|
+//! | a burst runs, or the fleet has just been changed | every 250 ms |
+//! | otherwise | every second |
+//!
+//! and handed on when it says something new, at the latest five seconds after the one before.
+//!
+//! There is room for one document, the newest ([`tokio::sync::watch`]): a stream whose client is slow finds the newest when it
+//! is ready for another, and nothing piles up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::Fleet;
+use crate::service::Service;
+
+/// Streams at a time.
+pub const STREAMS: usize = 64;
+
+/// How often the document is made at most.
+const LEAST: Duration = Duration::from_millis(250);
+/// How often it is made while nothing happens.
+const CALM: Duration = Duration::from_secs(1);
+/// How often streams are sent one at least.
+const MOST: Duration = Duration::from_secs(5);
+
+/// A JSON object, to be sent with one more field in front.
+#[derive(Debug, Default)]
+pub struct Document {
+    now_ms: u64,
+    /// After its opening brace.
+    rest: Bytes,
+}
+
+impl Document {
+    /// From an object with at least one field, which was true at this time (Unix ms).
+    #[must_use]
+    pub fn new(now_ms: u64, json: Vec<u8>) -> Self {
+        let mut rest = Bytes::from(json);
+        let _brace = rest.split_to(1.min(rest.len()));
+        Document { now_ms, rest }
+    }
+
+    /// When it was true.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    /// Its beginning, for a reader who was let in like this.
+    #[must_use]
+    pub fn opening(&self, auth: &str) -> Vec<u8> {
+        format!(r#"{{"auth":"{auth}","#).into_bytes()
+    }
+
+    /// What comes after that. It is not copied.
+    #[must_use]
+    pub fn rest(&self) -> Bytes {
+        self.rest.clone()
+    }
+}
+
+/// Where streams get documents from.
+#[derive(Debug)]
+pub struct Live {
+    newest: watch::Sender<Arc<Document>>,
+    slots: Arc<Semaphore>,
+    ended: CancellationToken,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        let slots = Arc::new(Semaphore::new(STREAMS));
+        Live { newest: watch::Sender::default(), slots, ended: CancellationToken::new() }
+    }
+}
+
+/// One stream's place. Dropped, it is free.
+#[derive(Debug)]
+pub struct Watcher {
+    newest: watch::Receiver<Arc<Document>>,
+    ended: CancellationToken,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Live {
+    /// A place for one more stream, unless there are too many.
+    pub fn watch(&self) -> Option<Watcher> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        Some(Watcher { newest: self.newest.subscribe(), ended: self.ended.clone(), _slot: slot })
+    }
+}
+
+impl Watcher {
+    /// Waits for a document that is newer than one of this time; `None` when the prober stops.
+    pub async fn newer_than(&mut self, shown_ms: u64) -> Option<Arc<Document>> {
+        loop {
+            self.ended.run_until_cancelled(self.newest.changed()).await?.ok()?;
+            let document = Arc::clone(&self.newest.borrow_and_update());
+            if document.now_ms > shown_ms {
+                return Some(document);
+            }
+        }
+    }
+}
+
+/// Makes documents while somebody watches, until `shutdown`; then every stream ends.
+pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
+    let _ended = service.live.ended.clone().drop_guard();
+    let mut ticks = interval(LEAST);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut looked, mut sent): (Option<Instant>, Option<(Instant, Fleet)>) = (None, None);
+    let mut changes = service.changes();
+    while let Some(now) = shutdown.run_until_cancelled(ticks.tick()).await {
+        let before = std::mem::replace(&mut changes, service.changes());
+        let changed = before != changes;
+        let calm = looked.is_some_and(|looked| now.duration_since(looked) < CALM);
+        if calm && !changed && !service.read(|registry| registry.is_bursting()) {
+            continue;
+        }
+        looked = Some(now);
+        if service.live.newest.receiver_count() == 0 {
+            sent = None;
+            // Somebody is to know since when something has been wrong, whoever looks later.
+            let _alarms = service.alarms();
+            continue;
+        }
+        let fleet = Fleet::of(&service);
+        let document = Arc::new(fleet.document());
+        let fleet = fleet.timeless();
+        let due = sent.as_ref().is_none_or(|(at, before)| now.duration_since(*at) >= MOST || *before != fleet);
+        if due {
+            service.live.newest.send_replace(document);
+            sent = Some((now, fleet));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn document(now_ms: u64) -> Arc<Document> {
+        Arc::new(Document::new(now_ms, format!(r#"{{"now_ms":{now_ms}}}"#).into_bytes()))
+    }
+
+    #[tokio::test]
+    async fn a_slow_stream_finds_the_newest_and_only_that() {
+        let live = Live::default();
+        let mut watcher = live.watch().unwrap();
+        for now_ms in 1..=100 {
+            live.newest.send_replace(document(now_ms));
+        }
+        assert_eq!(watcher.newer_than(0).await.unwrap().now_ms(), 100);
+        // One that was made before the one that the stream has shown, and came later.
+        live.newest.send_replace(document(99));
+        let later = async {
+            tokio::task::yield_now().await;
+            live.newest.send_replace(document(101));
+        };
+        let (found, ()) = tokio::join!(watcher.newer_than(100), later);
+        assert_eq!(found.unwrap().now_ms(), 101);
+    }
+
+    #[tokio::test]
+    async fn there_is_room_for_so_many_and_all_end_together() {
+        let live = Live::default();
+        let mut watchers: Vec<Watcher> = (0..STREAMS).map(|_| live.watch().unwrap()).collect();
+        assert!(live.watch().is_none());
+        watchers.pop();
+        watchers.push(live.watch().unwrap());
+        live.ended.cancel();
+        for watcher in &mut watchers {
+            assert!(watcher.newer_than(0).await.is_none());
+        }
+    }
+
+    #[test]
+    fn a_document_is_not_copied_for_each_reader() {
+        let document = document(5);
+        assert_eq!(document.rest().as_ptr(), document.rest().as_ptr());
+        let whole = [document.opening("none"), document.rest().to_vec()].concat();
+        assert_eq!(String::from_utf8(whole).unwrap(), r#"{"auth":"none","now_ms":5}"#);
+    }
+}
