@@ -98,6 +98,7 @@ async fn so_many_streams_and_no_more() {
     harness::eventually("there is room", std::time::Duration::from_secs(20), async || {
         open().await.map(drop).map_err(|status| anyhow::anyhow!("{status}"))
     })
-    .await;
+    .await
+    .unwrap();
     prober.stop().await;
 }

@@ -5,14 +5,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use weighbridge_prober::config::Config;
 
-pub struct Prober {
-    pub running: weighbridge_prober::Running,
-    pub shutdown: CancellationToken,
-    pub http: reqwest::Client,
+pub(crate) struct Prober {
+    pub(crate) running: weighbridge_prober::Running,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) http: reqwest::Client,
 }
 
 /// With the pools `p` and `q`, without endpoints.
-pub async fn start(dir: &std::path::Path, token: Option<&str>) -> Prober {
+pub(crate) async fn start(dir: &std::path::Path, token: Option<&str>) -> Prober {
     let mut api = json!({"listen": "127.0.0.1:0"});
     if let Some(token) = token {
         let file = dir.join("token");
@@ -31,41 +31,41 @@ pub async fn start(dir: &std::path::Path, token: Option<&str>) -> Prober {
 }
 
 impl Prober {
-    pub fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.running.api)
     }
 
-    pub async fn post(&self, body: Value) -> (u16, Value) {
+    pub(crate) async fn post(&self, body: Value) -> (u16, Value) {
         let answer = self.http.post(self.url("/v1/endpoints")).json(&body).send().await.unwrap();
         (answer.status().as_u16(), answer.json().await.unwrap())
     }
 
-    pub async fn get(&self, path: &str) -> Value {
+    pub(crate) async fn get(&self, path: &str) -> Value {
         let answer = self.http.get(self.url(path)).send().await.unwrap();
         assert_eq!(answer.status().as_u16(), 200, "{path}");
         answer.json().await.unwrap()
     }
 
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         self.running.stopped().await.unwrap();
     }
 }
 
 /// One of pool `p`, as it registers; nobody is there.
-pub fn endpoint(id: &str, port: u16) -> Value {
+pub(crate) fn endpoint(id: &str, port: u16) -> Value {
     json!({"pool": "p", "id": id, "address": format!("127.0.0.1:{port}"), "launch_args": "-x"})
 }
 
 /// A stream of server-sent events.
-pub struct Events {
+pub(crate) struct Events {
     answer: reqwest::Response,
     buffer: Vec<u8>,
 }
 
 impl Events {
     /// What `/v1/events` answers; the status when that is no stream.
-    pub async fn open(request: reqwest::RequestBuilder) -> Result<Self, u16> {
+    pub(crate) async fn open(request: reqwest::RequestBuilder) -> Result<Self, u16> {
         let answer = request.send().await.unwrap();
         match answer.status().as_u16() {
             200 => Ok(Events { answer, buffer: Vec::new() }),
@@ -74,7 +74,7 @@ impl Events {
     }
 
     /// The next document; `None` at the end of the stream.
-    pub async fn next(&mut self) -> Option<Value> {
+    pub(crate) async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.buffer.windows(2).position(|two| two == b"\n\n") {
                 let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
@@ -95,7 +95,7 @@ impl Events {
     }
 
     /// The first document of which this is true.
-    pub async fn until(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let wait = async {
             loop {
                 let document = self.next().await.unwrap_or_else(|| panic!("the stream ended before {what}"));
