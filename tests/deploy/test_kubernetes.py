@@ -138,7 +138,7 @@ def test_a_config_map_can_carry_the_module():
 @pytest.mark.parametrize("overlay", ["prober", "overlays/redis"])
 def test_the_probers_configuration_passes_its_check(overlay, tmp_path):
     (config,) = [each["data"]["weighbridge.yaml"] for each in of(kustomize(KUBERNETES / overlay), "ConfigMap") if "weighbridge.yaml" in each["data"]]
-    (tmp_path / "token").write_text("a token of the operators\n")
+    (tmp_path / "token").write_text("the-token-of-the-operators\n")
     for directory in ("/etc/weighbridge/token", "/var/lib/weighbridge"):
         config = config.replace(f" {directory}/", f" {tmp_path}/")
     (tmp_path / "weighbridge.yaml").write_text(config)
