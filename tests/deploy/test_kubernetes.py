@@ -10,22 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, eventually, get, tool
+from conftest import ROOT, eventually, get
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import manifests  # noqa: E402
 from mesh.fleet import MODULE, MODULE_PATH, POOL, PROBER, PROBER_HOSTS, envoy, fleet, here  # noqa: E402
 from mesh.gateway_config import SOURCE, TARGET, gateway_config  # noqa: E402
+from mesh.kustomize import kubectl, kustomize, rendered as rendered_by_hand, without_hashes  # noqa: E402
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 # Made by hand, since they are no text or nobody else's business.
 BY_HAND = {"weighbridge-wasm", "weighbridge-token"}
-
-
-def kustomize(directory: Path) -> list[dict]:
-    done = subprocess.run([tool("kubectl"), "kustomize", directory], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +55,17 @@ def pods(documents: list[dict]) -> list[dict]:
     return [workload["spec"]["template"] for workload in workloads(documents)]
 
 
+@pytest.mark.skipif(not kubectl(), reason="there is no kubectl of 1.21 or later to compare with")
+@pytest.mark.parametrize("overlay", ["overlays/standalone", "overlays/redis", "monitoring"])
+def test_kustomize_and_its_stand_in_say_the_same(overlay, with_monitoring):
+    directory = with_monitoring if overlay == "monitoring" else KUBERNETES / overlay
+
+    def sorted_(documents):
+        return sorted(documents, key=lambda each: (each["kind"], each["metadata"]["name"]))
+
+    assert sorted_(without_hashes(kustomize(directory))) == sorted_(rendered_by_hand(directory))
+
+
 def test_every_manifest_is_valid(rendered):
     for document in rendered:
         manifests.check(document)
@@ -71,7 +77,9 @@ def test_pods_are_hardened(rendered):
     for pod in pods(rendered):
         spec = pod["spec"]
         assert spec["automountServiceAccountToken"] is False
-        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["seccompProfile"] == {
+            "type": "RuntimeDefault"
+        }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -80,17 +88,25 @@ def test_pods_are_hardened(rendered):
             assert {"requests", "limits"} <= set(container["resources"])
             assert ":" in container["image"].split("/")[-1], "an image without a version"
         assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+        assert f"USER {spec['securityContext']['runAsUser']}:" in (KUBERNETES / "Containerfile").read_text()
     assert all(account["automountServiceAccountToken"] is False for account in of(rendered, "ServiceAccount"))
 
 
 def test_names_lead_somewhere(rendered):
     labels = [pod["metadata"]["labels"] for pod in pods(rendered)]
-    claims = {claim["metadata"]["name"] for each in workloads(rendered) for claim in each["spec"].get("volumeClaimTemplates", [])}
+    claims = {
+        claim["metadata"]["name"]
+        for each in workloads(rendered)
+        for claim in each["spec"].get("volumeClaimTemplates", [])
+    }
     made = {document["metadata"]["name"] for document in rendered} | BY_HAND
     for workload in workloads(rendered):
         spec = workload["spec"]["template"]["spec"]
         assert spec["serviceAccountName"] in made
-        sources = [volume.get("configMap", {}).get("name") or volume.get("secret", {}).get("secretName") for volume in spec["volumes"]]
+        sources = [
+            volume.get("configMap", {}).get("name") or volume.get("secret", {}).get("secretName")
+            for volume in spec["volumes"]
+        ]
         assert set(filter(None, sources)) <= made
         volumes = {volume["name"] for volume in spec["volumes"]} | claims
         for container in spec["containers"]:
@@ -99,7 +115,9 @@ def test_names_lead_somewhere(rendered):
             for probe in ("livenessProbe", "readinessProbe"):
                 (check,) = [value for key, value in container[probe].items() if key in ("httpGet", "tcpSocket")]
                 assert check["port"] in ports
-    ports = {port["name"] for pod in pods(rendered) for container in pod["spec"]["containers"] for port in container["ports"]}
+    ports = {
+        port["name"] for pod in pods(rendered) for container in pod["spec"]["containers"] for port in container["ports"]
+    }
     for document in rendered:
         spec = document.get("spec", {})
         selector = {
@@ -119,11 +137,17 @@ def test_names_lead_somewhere(rendered):
 def test_the_drop_ins_find_the_prober():
     documents = kustomize(KUBERNETES / "prober")
     (prober,) = of(documents, "StatefulSet")
-    (service,) = [each for each in of(documents, "Service") if each["metadata"]["name"] == prober["spec"]["serviceName"]]
+    (service,) = [
+        each for each in of(documents, "Service") if each["metadata"]["name"] == prober["spec"]["serviceName"]
+    ]
     # A pod has a name of its own only in a headless service, and one that is not ready only where that is published.
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     name = service["metadata"]["name"]
-    known = {f"{pod}{name}{rest}" for pod in ("", f"{prober['metadata']['name']}-0.") for rest in ("", ".weighbridge.svc.cluster.local")}
+    known = {
+        f"{pod}{name}{rest}"
+        for pod in ("", f"{prober['metadata']['name']}-0.")
+        for rest in ("", ".weighbridge.svc.cluster.local")
+    }
     assert known == set(PROBER_HOSTS)
     for file in (ROOT / "envoy" / "mesh" / "istio.yaml", ROOT / "envoy" / "mesh" / "envoy-gateway.yaml", TARGET):
         asked = set(re.findall(r"address: ([\w.-]+), port_value: 707[01]\b", file.read_text()))
@@ -137,12 +161,18 @@ def test_a_config_map_can_carry_the_module():
 
 @pytest.mark.parametrize("overlay", ["prober", "overlays/redis"])
 def test_the_probers_configuration_passes_its_check(overlay, tmp_path):
-    (config,) = [each["data"]["weighbridge.yaml"] for each in of(kustomize(KUBERNETES / overlay), "ConfigMap") if "weighbridge.yaml" in each["data"]]
+    (config,) = [
+        each["data"]["weighbridge.yaml"]
+        for each in of(kustomize(KUBERNETES / overlay), "ConfigMap")
+        if "weighbridge.yaml" in each["data"]
+    ]
     (tmp_path / "token").write_text("the-token-of-the-operators\n")
     for directory in ("/etc/weighbridge/token", "/var/lib/weighbridge"):
         config = config.replace(f" {directory}/", f" {tmp_path}/")
     (tmp_path / "weighbridge.yaml").write_text(config)
-    done = subprocess.run([PROBER, "--check", tmp_path / "weighbridge.yaml"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [PROBER, "--check", tmp_path / "weighbridge.yaml"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     parsed = yaml.safe_load(config)
     # Every Envoy reads the module where the prober says, so that is where all of them mount it.
@@ -163,17 +193,25 @@ def running(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gateway(running, tmp_path_factory):
     (text,) = [each["data"]["envoy.yaml"] for each in of(kustomize(KUBERNETES / "gateway"), "ConfigMap")]
-    for where, placeholder in (("0.0.0.0, port_value: 8080", "LISTEN"), ("127.0.0.1, port_value: 9901", "ADMIN"), ("0.0.0.0, port_value: 9902", "0")):
+    for where, placeholder in (
+        ("0.0.0.0, port_value: 8080", "LISTEN"),
+        ("127.0.0.1, port_value: 9901", "ADMIN"),
+        ("0.0.0.0, port_value: 9902", "0"),
+    ):
         assert where in text
         text = text.replace(where, f"127.0.0.1, port_value: {placeholder}")
     files = {"bootstrap": here(yaml.safe_load(text), running)}
-    with envoy(tmp_path_factory.mktemp("gateway") / "envoy", files, "--service-node", "weighbridge-gateway-7c5d-x2k") as started:
+    with envoy(
+        tmp_path_factory.mktemp("gateway") / "envoy", files, "--service-node", "weighbridge-gateway-7c5d-x2k"
+    ) as started:
         running.applied_by("weighbridge-gateway-7c5d-x2k")
         yield started
 
 
 def test_the_gateway_serves_what_the_prober_measured(gateway, running):
-    status, headers, body = gateway.chat("anything.example.com", x_weighbridge_host="127.0.0.1:1", x_weighbridge_cluster="elsewhere")
+    status, headers, body = gateway.chat(
+        "anything.example.com", x_weighbridge_host="127.0.0.1:1", x_weighbridge_cluster="elsewhere"
+    )
     assert status == 200, body
     got = running.engines[headers["x-weighbridge-endpoint"]].last("/v1/chat/completions")
     assert not [name for name in got if name.startswith("x-weighbridge-")]
@@ -202,7 +240,10 @@ def test_pre_stop_waits_for_what_is_under_way(gateway, running):
         answers = []
         asked = threading.Thread(target=lambda: answers.append(gateway.chat("anything.example.com")))
         asked.start()
-        eventually("the request is under way", lambda: "http.gateway.downstream_rq_active: 1" in gateway.stats("?filter=rq_active"))
+        eventually(
+            "the request is under way",
+            lambda: "http.gateway.downstream_rq_active: 1" in gateway.stats("?filter=rq_active"),
+        )
         with subprocess.Popen([*command[:-1], script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as stopping:
             with pytest.raises(subprocess.TimeoutExpired):
                 stopping.wait(7)

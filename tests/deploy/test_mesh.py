@@ -15,6 +15,7 @@ from mesh.fleet import MODULE_PATH, POOL, fleet, from_control_plane, here  # noq
 MESH = ROOT / "envoy" / "mesh"
 SKELETONS = Path(__file__).parent / "mesh"
 
+
 def documents(path: Path) -> list[dict]:
     return list(yaml.safe_load_all(path.read_text()))
 
@@ -24,21 +25,32 @@ def rendered(name: str) -> dict:
     # Through JSON, so that what the file says once and names twice is there twice.
     skeleton = json.loads(json.dumps(yaml.safe_load((SKELETONS / f"{name}-skeleton.yaml").read_text())))
     if name == "istio":
-        (envoy_filter,) = yaml.safe_load_all((MESH / "istio.yaml").read_text().replace("llm.example.com:443", "llm.example.com:80"))
+        (envoy_filter,) = yaml.safe_load_all(
+            (MESH / "istio.yaml").read_text().replace("llm.example.com:443", "llm.example.com:80")
+        )
         return patches.istio(skeleton, envoy_filter)
     return patches.envoy_gateway(skeleton, documents(MESH / "envoy-gateway.yaml"))
 
 
 def test_the_manifests_are_what_their_definitions_allow():
     found = [document for name in ("istio", "envoy-gateway") for document in documents(MESH / f"{name}.yaml")]
-    assert [document["kind"] for document in found] == ["EnvoyFilter", "EnvoyProxy", "ClientTrafficPolicy", "EnvoyPatchPolicy"]
+    assert [document["kind"] for document in found] == [
+        "EnvoyFilter",
+        "EnvoyProxy",
+        "ClientTrafficPolicy",
+        "EnvoyPatchPolicy",
+    ]
     for document in found:
         manifests.check(document)
 
 
 def parts(state: dict) -> dict:
     """What a rendered Envoy has of ours, by the names that the snippet gives it."""
-    (chain,) = [chain for each in state["listeners"] for chain in [*each.get("filter_chains", []), *filter(None, [each.get("default_filter_chain")])]]
+    (chain,) = [
+        chain
+        for each in state["listeners"]
+        for chain in [*each.get("filter_chains", []), *filter(None, [each.get("default_filter_chain")])]
+    ]
     manager = chain["filters"][0]["typed_config"]
     ours, router = manager["http_filters"][-2:]
     assert ours.pop("disabled") is True, "only the virtual host that names it uses it"
@@ -48,7 +60,9 @@ def parts(state: dict) -> dict:
     bootstrap = state["bootstrap"]
     probers = [each for each in bootstrap["static_resources"]["clusters"] if each["name"].startswith("weighbridge-")]
     return {
-        "early_header_mutation_extensions": [mutation["typed_config"] for mutation in manager["early_header_mutation_extensions"]],
+        "early_header_mutation_extensions": [
+            mutation["typed_config"] for mutation in manager["early_header_mutation_extensions"]
+        ],
         "http_filters": [ours],
         "upstream_log": router["typed_config"]["upstream_log"],
         "local_reply_mappers": manager["local_reply_config"]["mappers"],
@@ -64,10 +78,14 @@ def test_they_say_what_the_snippet_says(name):
     """Where they differ from envoy-snippet.yaml it is in where things are, not in what they do."""
     snippet = yaml.safe_load((MESH / "envoy-snippet.yaml").read_text())
     del snippet["access_log"]  # your own format is yours
-    snippet["early_header_mutation_extensions"] = [mutation["typed_config"] for mutation in snippet["early_header_mutation_extensions"]]
+    snippet["early_header_mutation_extensions"] = [
+        mutation["typed_config"] for mutation in snippet["early_header_mutation_extensions"]
+    ]
     text = json.dumps(snippet).replace("dist/weighbridge.wasm", MODULE_PATH)
     snippet = json.loads(text)
-    for cluster, host in zip(snippet["clusters"], ("weighbridge-prober", "weighbridge-prober-0.weighbridge-prober"), strict=False):
+    for cluster, host in zip(
+        snippet["clusters"], ("weighbridge-prober", "weighbridge-prober-0.weighbridge-prober"), strict=False
+    ):
         cluster |= {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED"}
         address = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
         address["address"] = f"{host}.weighbridge.svc.cluster.local"
@@ -152,7 +170,9 @@ def test_filter_and_log_of_attempts_share_their_vms(gateway):
     """One per worker, one for the main thread, and the one that they are copies of. The log is of use only in the filter's VM."""
 
     def shared():
-        (line,) = [line for line in gateway.stats("").splitlines() if line.startswith("wasm.envoy.wasm.runtime.v8.active:")]
+        (line,) = [
+            line for line in gateway.stats("").splitlines() if line.startswith("wasm.envoy.wasm.runtime.v8.active:")
+        ]
         assert line.endswith(": 4"), line
         return True
 

@@ -25,10 +25,14 @@ def blocks(language: str) -> list[str]:
 
 def test_nginx_accepts_what_nginx_had(tmp_path):
     (block,) = blocks("nginx")
-    paths = "".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    paths = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     config = tmp_path / "nginx.conf"
     config.write_text(f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ {paths} access_log off;\n{block}\n}}")
-    done = subprocess.run([tool("nginx"), "-t", "-q", "-p", tmp_path, "-c", config], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [tool("nginx"), "-t", "-q", "-p", tmp_path, "-c", config], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -76,7 +80,11 @@ def test_what_envoy_had_serves(running, had, tmp_path):
 
 def test_the_snippet_on_top_of_it_decides(running, had, tmp_path):
     """The move as the page describes it: the parts go where their comments say, and the old cluster goes away."""
-    snippet = json.loads(json.dumps(yaml.safe_load((ROOT / "envoy" / "mesh" / "envoy-snippet.yaml").read_text())).replace("dist/weighbridge.wasm", str(ROOT / "dist" / "weighbridge.wasm")))
+    snippet = json.loads(
+        json.dumps(yaml.safe_load((ROOT / "envoy" / "mesh" / "envoy-snippet.yaml").read_text())).replace(
+            "dist/weighbridge.wasm", str(ROOT / "dist" / "weighbridge.wasm")
+        )
+    )
     manager = had["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
     router = manager["http_filters"][-1]
     manager["http_filters"] = [*manager["http_filters"][:-1], *snippet["http_filters"], router]

@@ -37,7 +37,9 @@ class Recorder:
 
             def answer(self):
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                recorder.requests.append({name.lower(): value for name, value in self.headers.items()} | {":path": self.path})
+                recorder.requests.append(
+                    {name.lower(): value for name, value in self.headers.items()} | {":path": self.path}
+                )
                 if self.path.startswith("/v1/"):
                     hold.wait(60)
                 if engine is None:
@@ -93,7 +95,9 @@ class Fleet:
         """Waits until the prober has heard that the Envoy of this node id has the filter that it was sent, and all the rest."""
 
         def applied():
-            (ours,) = [each for each in get_json(f"http://127.0.0.1:{self.api}/v1/envoys")["envoys"] if each["node_id"] == node]
+            (ours,) = [
+                each for each in get_json(f"http://127.0.0.1:{self.api}/v1/envoys")["envoys"] if each["node_id"] == node
+            ]
             assert ours["last_nack"] is None, ours
             return ours["applied_version"]
 
@@ -108,7 +112,9 @@ def _engine(directory: Path, name: str) -> tuple[subprocess.Popen, int]:
             stdout=out,
             stderr=subprocess.STDOUT,
         )
-    line = eventually(f"engine {name} listens", lambda: next((x for x in log.read_text().splitlines() if " listens on " in x), None))
+    line = eventually(
+        f"engine {name} listens", lambda: next((x for x in log.read_text().splitlines() if " listens on " in x), None)
+    )
     return process, int(line.rsplit(":", 1)[1].strip("/"))
 
 
@@ -139,7 +145,9 @@ def fleet(directory: Path):
                             "name": POOL,
                             "models": [POOL, "default"],
                             "served_model": POOL,
-                            "endpoints": [{"id": name, "address": f"127.0.0.1:{engine.port}"} for name, engine in engines.items()],
+                            "endpoints": [
+                                {"id": name, "address": f"127.0.0.1:{engine.port}"} for name, engine in engines.items()
+                            ],
                         }
                     ],
                 }
@@ -255,7 +263,8 @@ def from_control_plane(directory: Path, state: dict):
             for found in chain["filters"]:
                 found["typed_config"]["rds"]["config_source"] = source("rds")
     files = {
-        "bootstrap": state["bootstrap"] | {"dynamic_resources": {"lds_config": source("lds"), "cds_config": source("cds")}},
+        "bootstrap": state["bootstrap"]
+        | {"dynamic_resources": {"lds_config": source("lds"), "cds_config": source("cds")}},
         "lds": _resources("listener.v3.Listener", state["listeners"]),
         "rds": _resources("route.v3.RouteConfiguration", state["routes"]),
         "cds": _resources("cluster.v3.Cluster", state["clusters"]),

@@ -1,6 +1,6 @@
 """deploy/kubernetes/gateway/envoy.yaml is envoy/envoy.yaml with these changes and no others. Written anew by
 
-    .tools/venv/bin/python tests/deploy/mesh/gateway_config.py
+.tools/venv/bin/python tests/deploy/mesh/gateway_config.py
 """
 
 import re
@@ -51,7 +51,10 @@ ADMIN = """\
 
 """
 
-PROBERS = {"weighbridge-xds": ("weighbridge-prober", 7071), "weighbridge-prober": ("weighbridge-prober-0.weighbridge-prober", 7070)}
+PROBERS = {
+    "weighbridge-xds": ("weighbridge-prober", 7071),
+    "weighbridge-prober": ("weighbridge-prober-0.weighbridge-prober", 7070),
+}
 
 
 def once(text: str, old: str, new: str) -> str:
@@ -67,14 +70,23 @@ def between(text: str, start: str, end: str, new: str) -> str:
 
 def gateway_config(text: str) -> str:
     text = HEAD + text[text.index("\nnode:") :]
-    text = once(text, "node: {id: weighbridge-gateway-1, cluster: weighbridge-gateway}", "# The id comes with --service-node.\nnode: {cluster: weighbridge-gateway}")
+    text = once(
+        text,
+        "node: {id: weighbridge-gateway-1, cluster: weighbridge-gateway}",
+        "# The id comes with --service-node.\nnode: {cluster: weighbridge-gateway}",
+    )
     text = once(text, "address: 127.0.0.1, port_value: 8080", "address: 0.0.0.0, port_value: 8080")
     assert text.count("filename: dist/weighbridge.wasm") == 2
     text = text.replace("filename: dist/weighbridge.wasm", "filename: /etc/weighbridge/wasm/weighbridge.wasm")
     snapshot = re.search(r"( +)value: \|\n +\{\n +\"format\": 1,.*?\n\1  \}\n", text, re.S)
-    text = once(text, snapshot.group(0), f"""{snapshot.group(1)}value: '{{"format": 1, "version": 0, "pools": []}}'\n""")
+    text = once(
+        text, snapshot.group(0), f"""{snapshot.group(1)}value: '{{"format": 1, "version": 0, "pools": []}}'\n"""
+    )
     text = once(text, "\n  clusters:\n", f"\n{HEALTH}  clusters:\n{ADMIN}")
-    text = text.replace("  # The prober; list several addresses for several probers.\n", "  # The prober: every pod behind its headless service.\n")
+    text = text.replace(
+        "  # The prober; list several addresses for several probers.\n",
+        "  # The prober: every pod behind its headless service.\n",
+    )
     for name, (address, port) in PROBERS.items():
         kind = f"  - name: {name}\n    type: STATIC\n"
         text = once(text, kind, f"  - name: {name}\n    type: STRICT_DNS\n    dns_lookup_family: V4_PREFERRED\n")

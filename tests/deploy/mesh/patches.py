@@ -10,7 +10,6 @@ import re
 import yaml
 
 
-
 def merge(into: dict, value: dict) -> None:
     """As protobuf merges messages: fields one by one, lists one after the other. An Any only with its own type."""
     if "@type" in into and "@type" in value:
@@ -137,7 +136,9 @@ def pointers(document, path: str) -> list[list]:
         nodes = [node for each in found for node in (_all(*each) if depth == ".." else [each])]
         found = [(at + [field], node[field]) for at, node in nodes if isinstance(node, dict) and field in node]
         if key:
-            elements = [(at + [n], item) for at, items in found if isinstance(items, list) for n, item in enumerate(items)]
+            elements = [
+                (at + [n], item) for at, items in found if isinstance(items, list) for n, item in enumerate(items)
+            ]
 
             def meant(item):
                 value = item.get(key) if isinstance(item, dict) else None
