@@ -134,6 +134,19 @@ def test_names_lead_somewhere(rendered):
             assert {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]} <= ports
 
 
+def test_the_rules_find_what_is_scraped(with_monitoring):
+    """Jobs have the names of deploy/prometheus, and the labels `pool` and `endpoint` stay ours."""
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    expected = {job["job_name"]: job.get("metrics_path", "/metrics") for job in scraped}
+    found = {}
+    for monitor in of(kustomize(with_monitoring), "PodMonitor"):
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        (job,) = [rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"]
+        assert endpoint["honorLabels"] is True
+        found[job] = endpoint["path"]
+    assert found == expected
+
+
 def test_the_drop_ins_find_the_prober():
     documents = kustomize(KUBERNETES / "prober")
     (prober,) = of(documents, "StatefulSet")
