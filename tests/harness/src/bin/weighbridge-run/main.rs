@@ -2,6 +2,7 @@
 //! simulated engines. Ends on Ctrl-C, SIGTERM or when one of the two dies, and takes everything down with it.
 
 mod demo;
+mod traffic;
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
 use demo::Demo;
+use traffic::DemoLoad;
 
 /// How often the children and the measurement are looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -39,6 +41,9 @@ struct Arguments {
     /// Where the demo's prober serves xDS.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7071", value_parser = address, conflicts_with = "config")]
     xds: SocketAddr,
+    /// How much load the demo makes for itself, once every endpoint is measured.
+    #[arg(long, value_enum, default_value_t = DemoLoad::Light, conflicts_with = "config")]
+    demo_load: DemoLoad,
     /// Worker threads of Envoy; the number of CPUs by default.
     #[arg(long)]
     concurrency: Option<u32>,
@@ -68,6 +73,8 @@ async fn run(arguments: Arguments) -> Result<()> {
             let mut running = started?;
             println!("{}", running.what_to_try());
             let mut measured = false;
+            // Ends before what it talks with does.
+            let mut people = None;
             loop {
                 tokio::select! {
                     biased;
@@ -84,9 +91,13 @@ async fn run(arguments: Arguments) -> Result<()> {
                 if !measured && running.prober.call(Method::GET, "/readyz", None).await.is_ok_and(|(status, _)| status == 200) {
                     measured = true;
                     running.print_weights().await;
+                    if running.demo.is_some() {
+                        people = Some(traffic::start(running.envoy.gateway(), arguments.demo_load));
+                    }
                 }
             }
             println!("stopping");
+            drop(people);
             running.stop().await
         }
     }
@@ -199,7 +210,11 @@ impl Running {
         let demo = self.demo.as_ref().map(Demo::describe).unwrap_or_default();
         format!(
             "{demo}
+The page, in a browser: http://{api}/
+
 Try, in another terminal:
+  # the fleet, in a terminal
+  dist/weighbridge --url http://{api} status
   # a routed request; x-weighbridge-endpoint says who answered
   curl -i http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}], \"max_tokens\": 32}}'
