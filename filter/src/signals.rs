@@ -181,7 +181,7 @@ fn report(vm: &mut Vm, snapshot: &Snapshot, now_ms: u64) {
     let mut pools = BTreeMap::new();
     for pool in &snapshot.pools {
         let batch = take_all(&mut Shared(&served_key(&pool.name)));
-        pools.insert(pool.name.clone(), pool_report(vm, pool, &batch));
+        pools.insert(pool.name.clone(), pool_report(vm, pool, &batch, now_ms));
         if !batch.is_empty() {
             taken.push((pool.name.clone(), batch));
         }
@@ -207,11 +207,11 @@ fn report(vm: &mut Vm, snapshot: &Snapshot, now_ms: u64) {
     }
 }
 
-fn pool_report(vm: &mut Vm, pool: &Pool, batch: &Batch) -> PoolReport {
-    let (waiting, loads) = vm.own_loads(pool);
-    let endpoints = pool.endpoints.iter().zip(loads).map(|(endpoint, (in_flight, pending_tokens))| {
+fn pool_report(vm: &mut Vm, pool: &Pool, batch: &Batch, now_ms: u64) -> PoolReport {
+    let (waiting, loads) = vm.own_loads(pool, now_ms);
+    let endpoints = pool.endpoints.iter().zip(loads).map(|(endpoint, load)| {
         let served = batch.get(endpoint.key).copied();
-        (endpoint.id.clone(), EndpointReport { in_flight, pending_tokens, served })
+        (endpoint.id.clone(), EndpointReport { served, ..load })
     });
     PoolReport { waiting, endpoints: endpoints.collect() }
 }

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use weighbridge_routing::eligibility::Ask;
+use weighbridge_routing::exchange::EndpointReport;
 use weighbridge_routing::exchange::served::Sample as Served;
 use weighbridge_routing::learnt::{Learnt, Pending, Sample};
 use weighbridge_routing::live::beats::Beats;
@@ -409,13 +410,19 @@ impl Vm {
         self.heard(&pool.name, |heard| heard.served(endpoint.key, sample));
     }
 
-    /// What this Envoy has in flight in a pool, over all its VMs: requests that wait, and per endpoint requests and
-    /// pending tokens.
-    pub(crate) fn own_loads(&self, pool: &Pool) -> (u32, Vec<(u32, u32)>) {
+    /// What this Envoy has in a pool, over all its VMs: requests that wait, and what it has and thinks of each endpoint.
+    pub(crate) fn own_loads(&self, pool: &Pool, now_ms: u64) -> (u32, Vec<EndpointReport>) {
         let table = Shared(&live_key(&pool.name)).load().0.and_then(Table::decode).unwrap_or_default();
         let loads = pool.endpoints.iter().enumerate().map(|(hint, endpoint)| {
-            let counts = table.find(endpoint.key, hint).map(|slot| table.total(slot)).unwrap_or_default();
-            (counts.in_flight, counts.pending_tokens)
+            let Some(slot) = table.find(endpoint.key, hint) else { return EndpointReport::default() };
+            let (counts, passive) = (table.total(slot), table.passive(slot));
+            EndpointReport {
+                in_flight: counts.in_flight,
+                pending_tokens: counts.pending_tokens,
+                ejected: passive.is_ejected(now_ms),
+                cooling_down: passive.is_cooling(now_ms),
+                served: None,
+            }
         });
         (u32::try_from(table.waiters()).unwrap_or(u32::MAX), loads.collect())
     }

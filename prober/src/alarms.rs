@@ -128,6 +128,20 @@ mod tests {
         assert_eq!(since.note(&both, 40), [40, 40]);
     }
 
+    // Whoever is woken by a code finds it there, and nothing there that no longer exists.
+    #[test]
+    fn every_code_has_an_entry_that_says_what_it_means_and_what_to_do() {
+        let text = include_str!("../../docs/alarms.md");
+        let entries: Vec<(&str, &str)> = text.split("\n## ").skip(1).map(|entry| entry.split_once('\n').unwrap()).collect();
+        let documented: Vec<&str> = entries.iter().map(|(code, _)| *code).collect();
+        assert_eq!(documented, Code::ALL.map(Code::as_str));
+        for (code, entry) in entries {
+            for part in ["**Means**", "**Look at**", "**Do**"] {
+                assert!(entry.contains(part), "{code} has no {part}");
+            }
+        }
+    }
+
     #[test]
     fn every_code_has_a_word_of_its_own() {
         let words: std::collections::BTreeSet<&str> = Code::ALL.into_iter().map(Code::as_str).collect();

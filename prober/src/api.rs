@@ -8,6 +8,7 @@ mod error;
 mod events;
 mod fleet;
 mod operations;
+mod series;
 mod session;
 mod sessions;
 mod signals;
@@ -55,6 +56,7 @@ const MAX_BODY: usize = 256 << 10;
         fleet::fleet,
         fleet::alarms,
         events::events,
+        series::series,
         session::sign_in,
         session::show,
         session::sign_out,
@@ -80,6 +82,7 @@ pub fn router(service: Arc<Service>, guard: Option<Arc<Guard>>) -> Router {
         .route("/v1/endpoints/{id}/drain", put(operations::drain).delete(operations::undrain))
         .route("/v1/fleet", get(fleet::fleet))
         .route("/v1/events", get(events::events))
+        .route("/v1/series", get(series::series))
         .route("/v1/alarms", get(fleet::alarms))
         .route("/v1/snapshot", get(status::snapshot))
         .route("/v1/envoys", get(status::envoys))

@@ -49,10 +49,14 @@ pub struct Search {
     pub pool: Option<String>,
     /// An endpoint that was picked, tried, or answered.
     pub endpoint: Option<String>,
+    /// The first token came at least so late (ms); one that told of no first token does not match.
+    pub ttft_ms: Option<u64>,
     /// Took at least this long, wait and answer together.
     pub slow_ms: Option<u64>,
     /// Ended at this time (ms since 1970) or later.
     pub since_ms: Option<u64>,
+    /// Ended at this time or before.
+    pub until_ms: Option<u64>,
     /// `x-request-id`.
     pub request_id: Option<String>,
     /// At most so many.
@@ -257,7 +261,11 @@ impl Search {
         let Kept { record, .. } = kept;
         self.endpoint.as_ref().is_none_or(|endpoint| record.concerns(endpoint))
             && self.slow_ms.is_none_or(|slow_ms| record.total_ms() >= slow_ms)
+            && self.ttft_ms.is_none_or(|ttft_ms| {
+                record.result.as_ref().and_then(|result| result.ttft_ms).is_some_and(|took_ms| took_ms >= ttft_ms)
+            })
             && self.since_ms.is_none_or(|since_ms| kept.ended_ms() >= since_ms)
+            && self.until_ms.is_none_or(|until_ms| kept.ended_ms() <= until_ms)
             && self.request_id.as_ref().is_none_or(|id| record.request_id.as_ref() == Some(id))
     }
 }
@@ -269,7 +277,7 @@ mod tests {
 
     fn record(nth: u64) -> Value {
         json!({"time_ms": 1_000 + nth, "request_id": format!("r{nth}"), "pool": "p", "snapshot": 1, "reason": "lower_load",
-            "picked": "a", "result": {"endpoint": "b", "status": 200, "attempts": 2, "duration_ms": 10 + nth,
+            "picked": "a", "result": {"endpoint": "b", "status": 200, "attempts": 2, "duration_ms": 10 + nth, "ttft_ms": 100 + nth,
             "tried": ["a", "b"]}})
     }
 
@@ -333,6 +341,9 @@ mod tests {
         assert_eq!(found(Search { slow_ms: Some(13), ..all() }), 2);
         // When it ended, not when it began.
         assert_eq!(found(Search { since_ms: Some(1_018), ..all() }), 1);
+        assert_eq!(found(Search { until_ms: Some(1_014), ..all() }), 3);
+        assert_eq!(found(Search { since_ms: Some(1_012), until_ms: Some(1_012), ..all() }), 1);
+        assert_eq!([100, 102, 105].map(|ttft_ms| found(Search { ttft_ms: Some(ttft_ms), ..all() })), [5, 3, 0]);
         assert_eq!(found(Search { request_id: Some("r2".into()), ..all() }), 1);
         let two = decisions.find(&Search { limit: 2, ..all() });
         assert_eq!((two.records.len(), two.matched), (2, 5));

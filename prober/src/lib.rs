@@ -11,7 +11,7 @@
 //! - [`store`]: what survives a restart, and what several probers share; [`follow`], [`peers`]: the other probers.
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
-//! - [`api`], [`metrics`]: for people and machines; [`page`]: what browsers load, [`live`]: what they watch;
+//! - [`api`], [`metrics`]: for people and machines; [`page`]: what browsers load, [`live`], [`series`]: what they watch;
 //!   [`alarms`]: what is wrong (pure); [`serve`], [`tls`]: connections.
 //! - [`reload`]: files that may change meanwhile; [`keys`]: those of engines.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
@@ -37,6 +37,7 @@ pub mod registrations;
 pub mod registry;
 pub mod reload;
 pub mod scheduler;
+pub mod series;
 pub mod serve;
 pub mod service;
 pub mod store;
@@ -178,6 +179,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
         start(&mut tasks, watch::gpus(Arc::clone(&service), url, shutdown.clone()));
     }
     start(&mut tasks, live::run(Arc::clone(&service), shutdown.clone()));
+    start(&mut tasks, live::sample(Arc::clone(&service), shutdown.clone()));
     start(&mut tasks, watch::averages(Arc::clone(&service), shutdown.clone()));
     let mut files: Vec<Arc<dyn reload::Reload>> = vec![Arc::new(keys::Keys)];
     files.extend(guard.clone().map(|guard| guard as _));

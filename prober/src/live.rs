@@ -13,7 +13,7 @@
 //! There is room for one document, the newest ([`tokio::sync::watch`]): a stream whose client is slow finds the newest when it
 //! is ready for another, and nothing piles up.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +22,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Fleet;
-use crate::service::Service;
+use crate::registry::Registry;
+use crate::series::{Generated, PoolReading, Reading, STEP_MS, Series};
+use crate::service::{Service, now_ms};
 
 /// Streams at a time.
 pub const STREAMS: usize = 64;
@@ -74,6 +76,7 @@ impl Document {
 #[derive(Debug)]
 pub struct Live {
     newest: watch::Sender<Arc<Document>>,
+    series: Mutex<Series>,
     slots: Arc<Semaphore>,
     ended: CancellationToken,
 }
@@ -81,7 +84,7 @@ pub struct Live {
 impl Default for Live {
     fn default() -> Self {
         let slots = Arc::new(Semaphore::new(STREAMS));
-        Live { newest: watch::Sender::default(), slots, ended: CancellationToken::new() }
+        Live { newest: watch::Sender::default(), series: Mutex::default(), slots, ended: CancellationToken::new() }
     }
 }
 
@@ -94,6 +97,11 @@ pub struct Watcher {
 }
 
 impl Live {
+    /// Looks at the last quarter of an hour, or goes on with it.
+    pub fn series<T>(&self, look: impl FnOnce(&mut Series) -> T) -> T {
+        look(&mut self.series.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A place for one more stream, unless there are too many.
     pub fn watch(&self) -> Option<Watcher> {
         let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
@@ -144,6 +152,41 @@ pub async fn run(service: Arc<Service>, shutdown: CancellationToken) {
             sent = Some((now, fleet));
         }
     }
+}
+
+/// Goes on with the series until `shutdown`.
+pub async fn sample(service: Arc<Service>, shutdown: CancellationToken) {
+    let mut ticks = interval(Duration::from_millis(STEP_MS));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        let now_ms = now_ms();
+        let (endpoints, pools) = service.read(|registry| readings(registry, now_ms));
+        service.live.series(|series| series.push(endpoints, pools, now_ms));
+    }
+}
+
+type Readings = (Vec<(String, Reading)>, Vec<(String, PoolReading)>);
+
+fn readings(registry: &Registry, now_ms: u64) -> Readings {
+    let exchange = &registry.exchange;
+    let reporting = exchange.envoys(now_ms) > 0;
+    let endpoints = registry.endpoints().iter().map(|(id, endpoint)| {
+        let signals = endpoint.signals.fresh(now_ms, exchange.settings().stale_after_ms());
+        let generated = signals.and_then(|signals| signals.generated_tokens.zip(signals.at_ms));
+        let averages = exchange.averages(id, now_ms).unwrap_or_default();
+        let reading = Reading {
+            ttft_ms: averages.ttft_ms,
+            generated: generated.map(|(tokens, at_ms)| Generated { tokens, at_ms }),
+            request_tps: averages.tps,
+            in_flight: reporting.then(|| exchange.in_flight(id, now_ms)),
+            waiting: registry.figures(id, endpoint, now_ms).waiting,
+        };
+        (id.clone(), reading)
+    });
+    let loads = registry.pool_loads(&registry.verdicts(), now_ms).into_iter();
+    let pools =
+        loads.map(|(name, load)| (name.to_owned(), PoolReading { waiting: load.waiting, in_flight: load.in_flight }));
+    (endpoints.collect(), pools.collect())
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use futures::future::try_join_all;
 use crate::caps::Curve;
 use crate::config::Probe;
 use crate::engine::{Client, EngineError};
+use crate::registry::{Phase, Step};
 
 /// How often the engine's running count is read during a burst.
 const WATCH: Duration = Duration::from_millis(100);
@@ -87,6 +88,9 @@ pub enum Company {
     Accepted,
 }
 
+/// Is told how far a probe is. It must not wait.
+pub type Report<'a> = &'a (dyn Fn(Step) + Sync);
+
 /// Measures an engine. `round` makes the prompts differ from those of every other probe.
 ///
 /// # Errors
@@ -97,18 +101,25 @@ pub async fn measure(
     settings: &Probe,
     company: Company,
     round: u64,
+    report: Report<'_>,
 ) -> Result<Bursts, ProbeError> {
-    let burst = |nth| burst(client, target, settings, company, (round, nth));
+    let burst = |nth| burst(client, target, settings, company, (round, nth), report);
+    report(Step::Begins(Phase::Warmup, settings.concurrency));
     let warmup_tps = burst(1).await?;
+    report(Step::Warmed(warmup_tps));
     if company == Company::Refused {
+        report(Step::Begins(Phase::Settling, 0));
         settle(client, target.engine).await?;
     }
+    report(Step::Begins(Phase::Kept, settings.concurrency));
     let throughput_tps = burst(2).await?;
+    report(Step::Measured(throughput_tps));
     let prefill_tps = match prefill_tokens(settings, target.window) {
         0 => None,
-        tokens => Some(read_speed(client, target, settings, company, (round, tokens)).await?),
+        tokens => Some(read_speed(client, target, settings, company, (round, tokens), report).await?),
     };
-    let curve = if target.sweep { Some(sweep::sweep(client, target, settings, company, round).await?) } else { None };
+    let curve =
+        if target.sweep { Some(sweep::sweep(client, target, settings, company, round, report).await?) } else { None };
     Ok(Bursts { warmup_tps, throughput_tps, prefill_tps, curve })
 }
 
@@ -119,10 +130,13 @@ async fn read_speed(
     settings: &Probe,
     company: Company,
     (round, tokens): (u64, u32),
+    report: Report<'_>,
 ) -> Result<Result<f64, String>, ProbeError> {
     if company == Company::Refused {
+        report(Step::Begins(Phase::Settling, 0));
         settle(client, target.engine).await?;
     }
+    report(Step::Begins(Phase::Prefill, 1));
     match prefill(client, target, settings, company, &prompt::long(tokens, round, target.engine)).await {
         // Somebody came while it was measured: that is true of the whole probe.
         Err(disturbed @ ProbeError::Disturbed(_)) => Err(disturbed),
@@ -131,7 +145,7 @@ async fn read_speed(
 }
 
 /// How long the long prompt is to be, in tokens: never more than half of the window.
-fn prefill_tokens(settings: &Probe, window: Option<u32>) -> u32 {
+pub(crate) fn prefill_tokens(settings: &Probe, window: Option<u32>) -> u32 {
     window.map_or(settings.prefill_tokens, |window| settings.prefill_tokens.min(window / 2))
 }
 
@@ -141,10 +155,15 @@ async fn burst(
     settings: &Probe,
     company: Company,
     (round, nth): (u64, u32),
+    report: Report<'_>,
 ) -> Result<f64, ProbeError> {
     let requests = (0..settings.concurrency).map(|request| {
         let prompt = format!("{round:x}-{nth}-{request}: count upwards from {request}.");
-        async move { client.generate(target.engine, target.model, &prompt, settings.tokens).await }
+        async move {
+            let usage = client.generate(target.engine, target.model, &prompt, settings.tokens).await;
+            report(Step::Done);
+            usage
+        }
     });
     let all = async {
         let usages = try_join_all(requests).await?;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::caps::Mode;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
-use crate::registry::{Mark, Outcome, ProbeKind, ProbeRecord, Subject};
+use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Step, Subject};
 use crate::service::{Asked, Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -130,8 +130,9 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
 }
 
 async fn execute(service: &Service, pool: &str, job: &Job) {
-    let Job { id, subject, kind, fence, .. } = job;
-    let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.probing = true)).is_ok();
+    let Job { id, subject, kind, force, fence } = job;
+    let begins = Burst::begin(*kind, *force, now_ms());
+    let marked = service.change(|registry| registry.get_mut(id).map(|endpoint| endpoint.burst = Some(begins)).is_ok());
     if !marked {
         return;
     }
@@ -292,7 +293,7 @@ impl Drop for Unmark<'_> {
     fn drop(&mut self) {
         self.service.change(|registry| {
             if let Ok(endpoint) = registry.get_mut(self.id) {
-                endpoint.probing = false;
+                endpoint.burst = None;
             }
         });
         // One that was forced without the lease has left no mark that others would heed.
@@ -311,12 +312,22 @@ async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, Pr
     });
     let target = Target { engine: job.subject.address, model, window, sweep };
     let company = if job.force { Company::Accepted } else { Company::Refused };
+    let report = |step: Step| {
+        service.note(|registry| {
+            if let Ok(endpoint) = registry.get_mut(&job.id)
+                && let Some(burst) = &mut endpoint.burst
+            {
+                burst.take(step, now_ms());
+            }
+        });
+    };
     let mut tries = 1;
     loop {
-        match probe::measure(&service.engines, target, settings, company, now_ms()).await {
+        match probe::measure(&service.engines, target, settings, company, now_ms(), &report).await {
             Err(ProbeError::Disturbed(running)) if tries < TRIES && job.kind == ProbeKind::Registration => {
                 tracing::info!(endpoint = job.id, running, "disturbed; again");
                 tries += 1;
+                report(Step::Begins(Phase::Waiting, 0));
                 wait_idle(service, job.subject.address, settings.timeout).await;
             }
             result => return result,

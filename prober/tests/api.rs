@@ -197,6 +197,38 @@ async fn a_report_that_cannot_be_is_refused_by_name() {
 }
 
 #[tokio::test]
+async fn decisions_are_found_by_their_first_token_and_put_into_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    let record = |time_ms: u64, ttft_ms: u64| {
+        let result = json!({"endpoint": "a", "status": 200, "attempts": 1, "ttft_ms": ttft_ms, "duration_ms": 2_000});
+        json!({"time_ms": time_ms, "request_id": format!("r{ttft_ms}"), "pool": "p", "snapshot": 1,
+            "reason": "lower_load", "picked": "a", "result": result})
+    };
+    let batch = json!({"envoy": "e", "decisions": [record(10_000, 50), record(20_000, 900), record(30_000, 1_500)]});
+    let answer = prober.http.post(prober.url("/v1/decisions")).json(&batch).send().await.unwrap();
+    assert_eq!(answer.json::<Value>().await.unwrap()["kept"], 3);
+    let ids = async |query: &str| {
+        let found = prober.get(&format!("/v1/decisions?{query}")).await;
+        let all = found["decisions"].as_array().unwrap().clone();
+        all.iter().map(|record| record["request_id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(ids("ttft_ms=900").await, ["r1500", "r900"]);
+    assert_eq!(ids("until=22000").await, ["r900", "r50"]);
+    assert_eq!(ids("since=22000&until=22000").await, ["r900"]);
+    let found = prober.get("/v1/decisions?words=true&limit=1").await;
+    let about: Vec<&Value> = found["explanations"][0].as_array().unwrap().iter().map(|part| &part["about"]).collect();
+    assert_eq!((found["explanations"].as_array().unwrap().len(), about[0]), (1, &json!("request")));
+    let first = &found["explanations"][0][0];
+    assert!(first["title"] == "Request" && first["sentences"][0].as_str().unwrap().contains("r1500"), "{first}");
+    assert!(prober.get("/v1/decisions").await.get("explanations").is_none());
+    let wrong = prober.http.get(prober.url("/v1/decisions?until=never")).send().await.unwrap();
+    let wrong: Value = wrong.json().await.unwrap();
+    assert!(wrong["error"]["message"].as_str().unwrap().starts_with("until is \"never\""), "{wrong}");
+    prober.stop().await;
+}
+
+#[tokio::test]
 async fn a_batch_of_decisions_that_comes_again_is_taken_once() {
     let dir = tempfile::tempdir().unwrap();
     let prober = start(dir.path(), None).await;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use weighbridge_prober::config::{Config, Probe};
 use weighbridge_prober::engine::Client;
 use weighbridge_prober::probe::{Company, ProbeError, Target, measure};
+use weighbridge_prober::registry::{Phase, Step};
 
 /// A prompt of more bytes than this is a long one.
 const LONG: usize = 200;
@@ -117,7 +118,31 @@ fn settings() -> Probe {
 async fn probe(process: &Process, settings: Probe) -> Result<weighbridge_prober::probe::Bursts, ProbeError> {
     let client = Client::new().unwrap();
     let target = Target { engine: process.address, model: "m", window: Some(1_000), sweep: false };
-    measure(&client, target, &settings, Company::Refused, 7).await
+    measure(&client, target, &settings, Company::Refused, 7, &|_| ()).await
+}
+
+#[tokio::test]
+async fn a_probe_says_how_far_it_is() {
+    let process = Process::start(anywhere(), Long::Answer);
+    let client = Client::new().unwrap();
+    let target = Target { engine: process.address, model: "m", window: Some(1_000), sweep: false };
+    let said = std::sync::Mutex::new(Vec::new());
+    let report = |step: Step| said.lock().unwrap().push(step);
+    let bursts = measure(&client, target, &settings(), Company::Refused, 7, &report).await.unwrap();
+    let expected = [
+        Step::Begins(Phase::Warmup, 2),
+        Step::Done,
+        Step::Done,
+        Step::Warmed(bursts.warmup_tps),
+        Step::Begins(Phase::Settling, 0),
+        Step::Begins(Phase::Kept, 2),
+        Step::Done,
+        Step::Done,
+        Step::Measured(bursts.throughput_tps),
+        Step::Begins(Phase::Settling, 0),
+        Step::Begins(Phase::Prefill, 1),
+    ];
+    assert_eq!(*said.lock().unwrap(), expected);
 }
 
 #[tokio::test]

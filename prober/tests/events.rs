@@ -102,3 +102,41 @@ async fn so_many_streams_and_no_more() {
     .unwrap();
     prober.stop().await;
 }
+
+#[tokio::test]
+async fn what_envoys_report_is_seen_by_endpoint_by_pool_and_over_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let prober = start(dir.path(), None).await;
+    assert_eq!(prober.post(endpoint("e", 9)).await.0, 201);
+    for (envoy, told) in [
+        (
+            "one",
+            json!({"in_flight": 3, "ejected": true, "served": {"requests": 1, "errors": 0, "ttft_ms": {"n": 1, "sum": 80.0}}}),
+        ),
+        ("two", json!({"in_flight": 4, "cooling_down": true, "novel": 1})),
+    ] {
+        let report = json!({"envoy": envoy, "pools": {"p": {"waiting": 2, "endpoints": {"e": told}}}});
+        let answer = prober.http.post(prober.url("/v1/signals")).json(&report).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200);
+    }
+    let fleet = prober.get("/v1/fleet").await;
+    let shown = &fleet["endpoints"][0];
+    let counts = ["in_flight", "ejected", "cooling_down"].map(|name| shown[name].as_u64().unwrap());
+    assert_eq!(counts, [7, 1, 1]);
+    let pool = &fleet["pools"][0];
+    assert_eq!((&pool["in_flight"], &pool["waiting"], &pool["choices"]), (&json!(7), &json!(4), &json!("2")));
+    harness::eventually("there is a point of it", std::time::Duration::from_secs(30), async || {
+        let series = prober.get("/v1/series").await;
+        let (endpoint, pool) = (&series["endpoints"]["e"], &series["pools"]["p"]);
+        let last = |list: &Value| list.as_array().and_then(|list| list.last()).cloned().unwrap_or_default();
+        anyhow::ensure!(last(&endpoint["ttft_ms"]) == 80.0 && last(&endpoint["in_flight"]) == 7, "{series}");
+        anyhow::ensure!(last(&endpoint["tps"]).is_null() && last(&pool["waiting"]) == 4, "{series}");
+        let since = last(&endpoint["at_ms"]);
+        let later = prober.get(&format!("/v1/series?since_ms={since}")).await;
+        anyhow::ensure!(later["endpoints"]["e"]["at_ms"] == json!([]), "{later}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    prober.stop().await;
+}

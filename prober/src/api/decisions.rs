@@ -13,6 +13,7 @@ use weighbridge_routing::decision::record::Record;
 
 use super::error::{ApiError, Body, ErrorBody};
 use crate::decisions::{Batch, Found, Search};
+use crate::explain::explain;
 use crate::service::{Service, now_ms};
 
 /// The largest batch in bytes. A filter's own are at most a quarter of it.
@@ -131,8 +132,15 @@ pub(super) struct DecisionsQuery {
     endpoint: Option<String>,
     /// That took at least so many ms from arrival to end.
     slow_ms: Option<u64>,
+    /// Whose first token came at least so many ms after their arrival.
+    ttft_ms: Option<u64>,
     /// That ended since then: ms since 1970, a time such as `2026-01-31T03:00:00Z`, or how long ago, such as `15m`.
     since: Option<String>,
+    /// That ended until then; as `since`.
+    until: Option<String>,
+    /// Explain each in sentences, too.
+    #[serde(default)]
+    words: bool,
     /// At most so many, 1 to 1000; 100 when left out.
     limit: Option<usize>,
     /// With this `x-request-id`.
@@ -149,6 +157,7 @@ impl DecisionsQuery {
             ("pool", &self.pool),
             ("endpoint", &self.endpoint),
             ("since", &self.since),
+            ("until", &self.until),
             ("request_id", &self.request_id),
         ];
         for (name, text) in texts {
@@ -161,7 +170,9 @@ impl DecisionsQuery {
             return Err(invalid(format!("pool is {pool:?}: expected one of {}", pools.join(", "))));
         }
         Ok(Search {
-            since_ms: self.since.map(|since| time_ms(&since, now_ms)).transpose()?,
+            since_ms: self.since.map(|since| time_ms("since", &since, now_ms)).transpose()?,
+            until_ms: self.until.map(|until| time_ms("until", &until, now_ms)).transpose()?,
+            ttft_ms: self.ttft_ms,
             pool: self.pool,
             endpoint: self.endpoint,
             slow_ms: self.slow_ms,
@@ -172,7 +183,7 @@ impl DecisionsQuery {
 }
 
 /// A point in time as people write it.
-fn time_ms(text: &str, now_ms: u64) -> Result<u64, ApiError> {
+fn time_ms(field: &str, text: &str, now_ms: u64) -> Result<u64, ApiError> {
     if let Ok(ms) = text.parse() {
         return Ok(ms);
     }
@@ -182,7 +193,7 @@ fn time_ms(text: &str, now_ms: u64) -> Result<u64, ApiError> {
     let time = humantime::parse_rfc3339_weak(text).ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     time.and_then(|since| u64::try_from(since.as_millis()).ok()).ok_or_else(|| {
         let expected = "ms since 1970, a time such as 2026-01-31T03:00:00Z, or how long ago, such as 15m";
-        invalid(format!("since is {text:?}: expected {expected}"))
+        invalid(format!("{field} is {text:?}: expected {expected}"))
     })
 }
 
@@ -191,12 +202,30 @@ pub(super) struct DecisionsFound {
     /// The newest first; docs/decisions.md describes their fields.
     #[schema(value_type = Vec<Object>)]
     decisions: Vec<Record>,
+    /// With `words=true`: what each of them says, in their order.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explanations: Option<Vec<Vec<Paragraph>>>,
     /// How many match, shown or not.
     matched: usize,
     /// How many were looked at.
     kept: usize,
     /// When the oldest of these ended, in ms since 1970.
     oldest_ms: Option<u64>,
+}
+
+/// A part of an explanation.
+#[derive(Serialize, ToSchema)]
+struct Paragraph {
+    /// `request`, `choice`, `others`, `course` or `next`
+    about: &'static str,
+    /// A heading.
+    title: &'static str,
+    sentences: Vec<String>,
+}
+
+fn explained(record: &Record) -> Vec<Paragraph> {
+    let paragraphs = explain(record).paragraphs.into_iter();
+    paragraphs.map(|(about, sentences)| Paragraph { about: about.as_str(), title: about.title(), sentences }).collect()
 }
 
 /// The records that match, the newest first.
@@ -208,9 +237,11 @@ pub(super) async fn list(
 ) -> Result<Json<DecisionsFound>, ApiError> {
     let Query(query) =
         query.map_err(|rejection| ApiError::new(StatusCode::BAD_REQUEST, "invalid_query", rejection.body_text()))?;
+    let words = query.words;
     let search = query.search(&service, now_ms())?;
     let Found { records, matched, kept, oldest_ms } = service.decisions.find(&search);
-    Ok(Json(DecisionsFound { decisions: records, matched, kept, oldest_ms }))
+    let explanations = words.then(|| records.iter().map(explained).collect());
+    Ok(Json(DecisionsFound { decisions: records, explanations, matched, kept, oldest_ms }))
 }
 
 #[cfg(test)]
@@ -220,13 +251,13 @@ mod tests {
     #[test]
     fn times_are_read_as_people_write_them() {
         let now_ms = 1_764_000_000_000;
-        assert_eq!(time_ms("1763999999000", now_ms).unwrap(), 1_763_999_999_000);
-        assert_eq!(time_ms("15m", now_ms).unwrap(), now_ms - 900_000);
-        assert_eq!(time_ms("2025-11-24T16:00:00Z", now_ms).unwrap(), 1_764_000_000_000);
-        assert_eq!(time_ms("2025-11-24 16:00:00", now_ms).unwrap(), 1_764_000_000_000);
-        assert_eq!(time_ms("900000y", now_ms).unwrap(), 0);
+        assert_eq!(time_ms("since", "1763999999000", now_ms).unwrap(), 1_763_999_999_000);
+        assert_eq!(time_ms("since", "15m", now_ms).unwrap(), now_ms - 900_000);
+        assert_eq!(time_ms("since", "2025-11-24T16:00:00Z", now_ms).unwrap(), 1_764_000_000_000);
+        assert_eq!(time_ms("since", "2025-11-24 16:00:00", now_ms).unwrap(), 1_764_000_000_000);
+        assert_eq!(time_ms("since", "900000y", now_ms).unwrap(), 0);
         for wrong in ["", "yesterday", "-5m", "1969-12-31T00:00:00Z"] {
-            assert!(time_ms(wrong, now_ms).is_err(), "{wrong}");
+            assert!(time_ms("since", wrong, now_ms).is_err(), "{wrong}");
         }
     }
 }

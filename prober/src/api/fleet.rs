@@ -15,11 +15,13 @@ use weighbridge_xds::EnvoyStatus;
 
 use super::auth::Admitted;
 use super::status::Readiness;
-use super::views::EndpointView;
+use super::views::{EndpointView, word};
 use crate::alarms::{Alarm, Subject};
 use crate::config;
+use crate::exchange::Shunned;
 use crate::live::Document;
-use crate::registry::{Endpoint, Origin, PoolLoad, Registry};
+use crate::probe::prefill_tokens;
+use crate::registry::{Burst, Endpoint, Origin, PoolLoad, Registry, Work};
 use crate::service::{Service, now_ms};
 
 /// The whole state, for people.
@@ -81,8 +83,37 @@ struct FleetEndpoint {
     in_flight: Option<u32>,
     /// `file` (cannot be removed by DELETE) or `api`
     origin: &'static str,
+    /// Envoys that have it ejected now: failures of its own took it out there.
+    ejected: u32,
+    /// Envoys that leave it alone for a moment, since it has pushed back.
+    cooling_down: u32,
+    /// A burst that runs or is about to.
+    burst: Option<BurstView>,
     /// A probe on demand waits.
     asked: bool,
+}
+
+/// How far a burst is. Of another prober's this one knows only that it has begun: its phase stays `waiting`.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+struct BurstView {
+    /// `registration`, `demand` or `interval`
+    kind: String,
+    /// `waiting`, `warmup`, `settling`, `kept`, `prefill` or `sweep`
+    phase: &'static str,
+    /// Unix ms
+    begun_ms: u64,
+    /// Unix ms
+    phase_begun_ms: u64,
+    /// Requests of this phase that are done.
+    done: u32,
+    /// How many it has.
+    of: u32,
+    /// How long this phase takes by the last measurement, or by the warm-up.
+    expected_ms: Option<u64>,
+    warmup_tps: Option<f64>,
+    kept_tps: Option<f64>,
+    /// It waits for nothing.
+    forced: bool,
 }
 
 /// One thing that is wrong.
@@ -135,13 +166,45 @@ impl PoolView {
     }
 }
 
+/// What the Envoys say of an endpoint.
+struct Seen {
+    /// Any of them reports.
+    reporting: bool,
+    shunned: Shunned,
+}
+
 impl FleetEndpoint {
-    fn new(view: EndpointView, endpoint: &Endpoint, reporting: bool, asked: bool) -> Self {
+    fn new(view: EndpointView, endpoint: &Endpoint, burst: Option<BurstView>, seen: Seen, asked: bool) -> Self {
         let origin = match endpoint.origin {
             Origin::File(_) => "file",
             Origin::Api => "api",
         };
-        FleetEndpoint { in_flight: reporting.then_some(view.in_flight()), origin, asked, view }
+        let in_flight = seen.reporting.then_some(view.in_flight());
+        let Shunned { ejected, cooling_down } = seen.shunned;
+        FleetEndpoint { in_flight, origin, ejected, cooling_down, burst, asked, view }
+    }
+}
+
+impl BurstView {
+    fn new(burst: Burst, endpoint: &Endpoint, probe: &config::Probe) -> Self {
+        let work = Work {
+            burst_tokens: u64::from(probe.concurrency) * u64::from(probe.tokens),
+            prefill_tokens: prefill_tokens(probe, endpoint.context_window()).into(),
+        };
+        let expected_ms = burst.expected_ms(work, endpoint.kept.as_ref().map(|kept| &kept.measurement));
+        let Burst { kind, forced, begun_ms, phase, phase_begun_ms, done, of, warmup_tps, kept_tps } = burst;
+        BurstView {
+            kind: word(&kind),
+            phase: phase.as_str(),
+            begun_ms,
+            phase_begun_ms,
+            done,
+            of,
+            expected_ms,
+            warmup_tps,
+            kept_tps,
+            forced,
+        }
     }
 }
 
@@ -164,7 +227,10 @@ impl Fleet {
             let endpoints = EndpointView::all(registry, &verdicts).filter_map(|view| {
                 let endpoint = registry.get(view.id()).ok()?;
                 let asked = asked.contains(view.id());
-                Some(FleetEndpoint::new(view, endpoint, reporting, asked))
+                let burst = endpoint.burst.or_else(|| registry.burst_elsewhere(view.id(), asked));
+                let burst = burst.map(|burst| BurstView::new(burst, endpoint, &service.config.probe));
+                let seen = Seen { reporting, shunned: registry.exchange.shunned(view.id(), now_ms) };
+                Some(FleetEndpoint::new(view, endpoint, burst, seen, asked))
             });
             (published.map_or(0, |published| published.version), pools.collect(), endpoints.collect())
         });

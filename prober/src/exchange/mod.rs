@@ -63,6 +63,8 @@ pub fn is_fresh(said_ms: u64, now_ms: u64, for_ms: u64) -> bool {
 #[derive(Debug, Clone, Default)]
 struct Row {
     pending_tokens: u32,
+    ejected: bool,
+    cooling_down: bool,
     /// Its last counts, for comparison with scrapes.
     counts: Counts,
 }
@@ -75,6 +77,15 @@ struct Envoy {
     rows: HashMap<String, Row>,
     /// Requests in its queues, by pool.
     waiting: HashMap<String, u32>,
+}
+
+/// How many Envoys send an endpoint nothing, or little, for what requests have met there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shunned {
+    /// They have it ejected.
+    pub ejected: u32,
+    /// They leave it alone for a moment, since it has pushed back.
+    pub cooling_down: u32,
 }
 
 /// Too many Envoys report.
@@ -135,7 +146,8 @@ impl Exchange {
             if told.waiting > 0 {
                 envoy.waiting.insert(pool.clone(), told.waiting);
             }
-            for (id, EndpointReport { in_flight, pending_tokens, served }) in &told.endpoints {
+            for (id, told) in &told.endpoints {
+                let EndpointReport { in_flight, pending_tokens, ejected, cooling_down, served } = told;
                 if !exists(pool, id) {
                     continue;
                 }
@@ -147,6 +159,7 @@ impl Exchange {
                     None => Row::default(),
                 };
                 row.pending_tokens = *pending_tokens;
+                (row.ejected, row.cooling_down) = (*ejected, *cooling_down);
                 row.counts.push(now_ms, *in_flight);
                 self.totals.with(id, &row);
                 envoy.rows.insert(id.clone(), row);
@@ -194,6 +207,16 @@ impl Exchange {
         self.fresh(now_ms)
             .filter_map(|envoy| envoy.rows.get(id))
             .fold(0, |sum, row| sum.saturating_add(row.counts.last()))
+    }
+
+    /// What Envoys think of an endpoint.
+    #[must_use]
+    pub fn shunned(&self, id: &str, now_ms: u64) -> Shunned {
+        let rows = self.fresh(now_ms).filter_map(|envoy| envoy.rows.get(id));
+        rows.fold(Shunned::default(), |sum, row| Shunned {
+            ejected: sum.ejected + u32::from(row.ejected),
+            cooling_down: sum.cooling_down + u32::from(row.cooling_down),
+        })
     }
 
     /// Envoys that report.

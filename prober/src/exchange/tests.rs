@@ -43,7 +43,8 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn report(envoy: u8, rows: &[(usize, u32, u32)]) -> Report {
     let endpoints = rows.iter().map(|(endpoint, in_flight, pending_tokens)| {
-        let told = EndpointReport { in_flight: *in_flight, pending_tokens: *pending_tokens, served: None };
+        let told =
+            EndpointReport { in_flight: *in_flight, pending_tokens: *pending_tokens, ..EndpointReport::default() };
         (ENDPOINTS[*endpoint].to_owned(), told)
     });
     let pool = PoolReport { endpoints: endpoints.collect(), ..PoolReport::default() };
@@ -95,4 +96,22 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn envoys_that_shun_an_endpoint_count_while_they_say_so() {
+    let mut exchange = Exchange::new(Settings { interval_ms: INTERVAL_MS, average_over_ms: 1.0 }, HashMap::new());
+    let mut say = |envoy: &str, ejected, cooling_down, waiting, now_ms| {
+        let endpoint = EndpointReport { ejected, cooling_down, ..EndpointReport::default() };
+        let pool = PoolReport { waiting, endpoints: BTreeMap::from([("a".to_owned(), endpoint)]) };
+        let report = Report { envoy: envoy.into(), pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        exchange.report(&report, |_, _| true, now_ms).unwrap();
+        let Shunned { ejected, cooling_down } = exchange.shunned("a", now_ms);
+        (ejected, cooling_down, exchange.waiting("p", now_ms), exchange.waiting("q", now_ms))
+    };
+    assert_eq!(say("one", true, false, 3, 10_000), (1, 0, 3, 0));
+    assert_eq!(say("two", true, true, 4, 10_100), (2, 1, 7, 0));
+    assert_eq!(say("one", false, false, 0, 10_200), (1, 1, 4, 0));
+    // The other one has not been heard of for three intervals.
+    assert_eq!(say("one", false, false, 1, 10_100 + 4 * INTERVAL_MS), (0, 0, 1, 0));
 }

@@ -38,6 +38,18 @@ pub enum About {
 }
 
 impl About {
+    /// The word for it in the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            About::Request => "request",
+            About::Choice => "choice",
+            About::Others => "others",
+            About::Course => "course",
+            About::Next => "next",
+        }
+    }
+
     /// A heading.
     #[must_use]
     pub fn title(self) -> &'static str {

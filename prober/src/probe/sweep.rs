@@ -15,10 +15,11 @@
 use futures::future::try_join_all;
 use weighbridge_routing::weight::median;
 
-use super::{Company, ProbeError, Target, settle, timed};
+use super::{Company, ProbeError, Report, Target, settle, timed};
 use crate::caps::{Curve, Step};
 use crate::config::Probe;
 use crate::engine::{Client, Streamed};
+use crate::registry::{self, Phase};
 
 /// A curve, or why there is none.
 pub(super) type Swept = Result<Curve, String>;
@@ -33,14 +34,16 @@ pub(super) async fn sweep(
     settings: &Probe,
     company: Company,
     round: u64,
+    report: Report<'_>,
 ) -> Result<Swept, ProbeError> {
     if company == Company::Refused {
+        report(registry::Step::Begins(Phase::Settling, 0));
         settle(client, target.engine).await?;
     }
     let mut curve: Option<Curve> = None;
     let mut concurrency = 1;
     loop {
-        let step = match step(client, target, settings, company, (round, concurrency), curve.as_ref()).await {
+        let step = match step(client, target, settings, company, (round, concurrency), curve.as_ref(), report).await {
             Ok(step) => step,
             Err(disturbed @ ProbeError::Disturbed(_)) => return Err(disturbed),
             Err(error) => return Ok(Err(format!("at concurrency {concurrency}: {error}"))),
@@ -67,12 +70,13 @@ async fn step(
     company: Company,
     (round, concurrency): (u64, u32),
     before: Option<&Curve>,
+    report: Report<'_>,
 ) -> Result<Step, ProbeError> {
-    let first = reading(client, target, settings, company, (round, concurrency, 1)).await?;
+    let first = reading(client, target, settings, company, (round, concurrency, 1), report).await?;
     if before.is_none_or(|curve| curve.gains_by(&first)) {
         return Ok(first);
     }
-    let second = reading(client, target, settings, company, (round, concurrency, 2)).await?;
+    let second = reading(client, target, settings, company, (round, concurrency, 2), report).await?;
     Ok(if second.throughput_tps > first.throughput_tps { second } else { first })
 }
 
@@ -82,10 +86,16 @@ async fn reading(
     settings: &Probe,
     company: Company,
     (round, concurrency, nth): (u64, u32, u32),
+    report: Report<'_>,
 ) -> Result<Step, ProbeError> {
+    report(registry::Step::Begins(Phase::Sweep, concurrency));
     let requests = (0..concurrency).map(|request| {
         let prompt = format!("{round:x}-s{concurrency}.{nth}-{request}: count upwards from {request}.");
-        async move { client.stream(target.engine, target.model, &prompt, settings.tokens).await }
+        async move {
+            let streamed = client.stream(target.engine, target.model, &prompt, settings.tokens).await;
+            report(registry::Step::Done);
+            streamed
+        }
     });
     let settings = Probe { concurrency, ..*settings };
     let (streams, elapsed_s) = timed(try_join_all(requests), client, target.engine, &settings, company).await?;

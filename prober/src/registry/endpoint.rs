@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use weighbridge_routing::weight::Weight;
 
+use super::burst::Burst;
 use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
 use super::health::Health;
@@ -191,8 +192,8 @@ pub struct Endpoint {
     pub measured: Option<Measured>,
     /// Whether the registration probe is done (or was spared).
     pub registered: bool,
-    /// A burst runs or is about to.
-    pub probing: bool,
+    /// A burst that runs or is about to.
+    pub burst: Option<Burst>,
     /// The same by another prober.
     pub(super) probing_elsewhere: bool,
     /// No probe before this time.
@@ -295,7 +296,7 @@ impl Endpoint {
     /// A burst runs or is about to, whoever sends it.
     #[must_use]
     pub fn under_burst(&self) -> bool {
-        self.probing || self.probing_elsewhere
+        self.burst.is_some() || self.probing_elsewhere
     }
 
     pub(super) fn known(&self) -> bool {

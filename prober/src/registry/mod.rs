@@ -12,6 +12,7 @@
 //! | ready | otherwise |
 
 //!
+//! - [`burst`]: how far a burst is.
 //! - [`endpoint`]: one endpoint, and [`epoch`]: which life of its engine it is in.
 //! - [`health`]: whether it may serve, and [`tokens`]: whether it generates; [`drain`]: how it leaves.
 //! - [`watched`]: what health checks and metrics change; [`gpus`]: what exporters tell.
@@ -20,6 +21,7 @@
 //! - [`pools`]: what a pool has in sum.
 //! - [`shared`]: what other probers have changed.
 
+mod burst;
 mod drain;
 mod endpoint;
 mod epoch;
@@ -44,7 +46,9 @@ use weighbridge_routing::weight::Clamp;
 use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
+use shared::Heard;
 
+pub use burst::{Burst, Phase, Step, Work};
 pub use drain::{Drain, Emptying, Left, Progress, Removal};
 pub use endpoint::{Endpoint, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
 pub use epoch::Epoch;
@@ -135,7 +139,7 @@ pub struct Registry {
     /// The fence of the prober that bursts, when that is another one.
     burst_by: Option<u64>,
     /// Which endpoints are under a burst, as the store says.
-    marks: HashMap<String, Mark>,
+    marks: HashMap<String, Heard>,
     probes: BTreeMap<(String, ProbeKind, Outcome), u64>,
     /// Requests for one token, by pool and what came of them.
     token_checks: BTreeMap<(String, &'static str), u64>,
@@ -328,7 +332,7 @@ impl Registry {
             sizing: pool_sizing.unwrap_or_default(),
             measured: None,
             registered: false,
-            probing: false,
+            burst: None,
             probing_elsewhere: self.is_marked(&id),
             not_before_ms: 0,
             health: Health::unchecked(),
@@ -371,7 +375,7 @@ impl Registry {
     pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
         let now = self.subject(id)?;
         let endpoint = self.endpoints.get_mut(id)?;
-        endpoint.probing = false;
+        endpoint.burst = None;
         if now != *subject {
             // It came back as something else meanwhile: what was measured is not what is there.
             return None;

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::burst::Burst;
 use super::drain::Drain;
-use super::endpoint::{History, Kept, Measurement, Pin};
+use super::endpoint::{History, Kept, Measurement, Pin, ProbeKind};
 use super::epoch::Epoch;
 use super::versions::Issued;
 use super::{Endpoint, Registry};
@@ -39,6 +40,13 @@ pub struct Mark {
     pub fence: u64,
     /// Which of its bursts: what was said of the one before says nothing of this one.
     pub burst: u64,
+}
+
+/// A mark, and when it was heard of here (Unix ms).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Heard {
+    mark: Mark,
+    heard_ms: u64,
 }
 
 impl Registry {
@@ -103,7 +111,7 @@ impl Registry {
                 }
             }
             News::Probing(mark) => {
-                put(&mut self.marks, key, mark);
+                put(&mut self.marks, key, mark.map(|mark| Heard { mark, heard_ms: now_ms }));
                 let marked = self.is_marked(key);
                 if let Some(endpoint) = self.endpoints.get_mut(key) {
                     endpoint.probing_elsewhere = marked;
@@ -116,7 +124,7 @@ impl Registry {
     pub fn follow(&mut self, fence: Option<u64>) {
         self.burst_by = fence;
         let marks = &self.marks;
-        let is_marked = |id: &str| fence.is_some() && marks.get(id).map(|mark| mark.fence) == fence;
+        let is_marked = |id: &str| fence.is_some() && marks.get(id).map(|heard| heard.mark.fence) == fence;
         for (id, endpoint) in &mut self.endpoints {
             endpoint.probing_elsewhere = is_marked(id);
             if let Some(history) = self.memory.history.get(id).filter(|_| fence.is_some()) {
@@ -130,7 +138,20 @@ impl Registry {
     /// Which endpoints other probers burst at, with their marks.
     pub fn marked(&self) -> impl Iterator<Item = (&str, Mark)> {
         let under = self.endpoints.iter().filter(|(_, endpoint)| endpoint.probing_elsewhere);
-        under.filter_map(|(id, _)| Some((id.as_str(), *self.marks.get(id)?)))
+        under.filter_map(|(id, _)| Some((id.as_str(), self.marks.get(id)?.mark)))
+    }
+
+    /// A burst of another prober, since it was heard of: it says no more than that there is one. Why there is follows from
+    /// what all probers know; `asked`: somebody has asked for a probe.
+    #[must_use]
+    pub fn burst_elsewhere(&self, id: &str, asked: bool) -> Option<Burst> {
+        let endpoint = self.endpoints.get(id).filter(|endpoint| endpoint.probing_elsewhere)?;
+        let kind = match (endpoint.registered, asked) {
+            (false, _) => ProbeKind::Registration,
+            (true, true) => ProbeKind::Demand,
+            (true, false) => ProbeKind::Interval,
+        };
+        Some(Burst::begin(kind, false, self.marks.get(id)?.heard_ms))
     }
 
     /// Whether another prober bursts, so that what it has measured counts however old it is.
@@ -139,7 +160,7 @@ impl Registry {
     }
 
     pub(super) fn is_marked(&self, id: &str) -> bool {
-        self.burst_by.is_some() && self.marks.get(id).map(|mark| mark.fence) == self.burst_by
+        self.burst_by.is_some() && self.marks.get(id).map(|heard| heard.mark.fence) == self.burst_by
     }
 
     /// The probes of an endpoint, for the store.

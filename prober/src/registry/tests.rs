@@ -52,11 +52,11 @@ fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
 fn a_new_endpoint_waits_for_its_probe_unless_nobody_is_measured() {
     let mut registry = registry(&["a", "b"]);
     assert_eq!(seen(&registry, "a"), (1.0, WeightSource::Default, State::Ready));
-    registry.get_mut("a").unwrap().probing = true;
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert_eq!(seen(&registry, "a").2, State::Probing);
     probed(&mut registry, "a", Some(980.0), 1);
     assert_eq!(seen(&registry, "b").2, State::New);
-    registry.get_mut("b").unwrap().probing = true;
+    registry.get_mut("b").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     probed(&mut registry, "b", Some(479.0), 2);
     assert_eq!(seen(&registry, "a"), (1.34, WeightSource::Measured, State::Ready));
     assert_eq!(seen(&registry, "b"), (0.66, WeightSource::Measured, State::Ready));
@@ -65,7 +65,7 @@ fn a_new_endpoint_waits_for_its_probe_unless_nobody_is_measured() {
 #[test]
 fn alone_in_its_pool_it_serves_while_it_is_probed() {
     let mut registry = registry(&["a"]);
-    registry.get_mut("a").unwrap().probing = true;
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert_eq!(seen(&registry, "a").2, State::Ready);
 }
 
@@ -74,7 +74,7 @@ fn alone_in_its_pool_it_serves_while_it_is_probed() {
 fn an_endpoint_without_a_sound_stand_in_serves_while_it_is_probed() {
     let mut registry = registry(&["a", "b"]);
     probed(&mut registry, "a", Some(980.0), 1);
-    registry.get_mut("a").unwrap().probing = true;
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert_eq!((seen(&registry, "a").2, seen(&registry, "b").2), (State::Ready, State::New));
     probed(&mut registry, "b", Some(479.0), 2);
     assert_eq!(seen(&registry, "a").2, State::Probing);
@@ -315,6 +315,8 @@ fn what_another_prober_measures_counts_here() {
     let mark = Mark { fence: 7, burst: 2 };
     here.learn("a", News::Probing(Some(mark)), 3);
     assert_eq!((seen(&here, "a").2, here.marked().collect::<Vec<_>>()), (State::Probing, vec![("a", mark)]));
+    let burst = here.burst_elsewhere("a", true).unwrap();
+    assert_eq!((burst.kind, burst.begun_ms, here.burst_elsewhere("b", true)), (ProbeKind::Demand, 3, None));
     // The prober that burst has gone: its marks end.
     here.follow(Some(8));
     assert_eq!(seen(&here, "a").2, State::Ready);

@@ -50,9 +50,19 @@ pub struct EndpointReport {
     /// Tokens that these still have to compute or generate, by estimate.
     #[serde(default)]
     pub pending_tokens: u32,
+    /// This Envoy has it ejected: requests have failed there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ejected: bool,
+    /// This Envoy leaves it alone for a moment: it has pushed back.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub cooling_down: bool,
     /// What requests that have ended since the last report were like.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served: Option<Served>,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// What the prober answers.
@@ -142,6 +152,18 @@ pub struct Averages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Prober and filter are updated one after the other.
+    #[test]
+    fn an_older_side_says_and_hears_nothing_of_ejections() {
+        let said: EndpointReport = serde_json::from_str(r#"{"in_flight": 1}"#).unwrap();
+        assert_eq!((said.ejected, said.cooling_down), (false, false));
+        let sound = serde_json::to_value(&said).unwrap();
+        assert_eq!(sound, serde_json::json!({"in_flight": 1, "pending_tokens": 0}));
+        let out = EndpointReport { ejected: true, cooling_down: true, ..said };
+        let again: EndpointReport = serde_json::from_value(serde_json::to_value(&out).unwrap()).unwrap();
+        assert_eq!(again, out);
+    }
 
     // Case C18: stale is neither full nor idle, it is unknown.
     #[test]

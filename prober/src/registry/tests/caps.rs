@@ -141,9 +141,9 @@ fn serving_refines_a_measured_cap_and_our_own_bursts_do_not() {
     let mut registry = measuring();
     add(&mut registry, "a", "args");
     swept(&mut registry, "a", 479.0, Ok(curve()), 1);
-    registry.get_mut("a").unwrap().probing = true;
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert!(!serves(&mut registry, 30, 0.6, 0));
-    registry.get_mut("a").unwrap().probing = false;
+    registry.get_mut("a").unwrap().burst = None;
     assert!(serves(&mut registry, 30, 0.6, 10_000_000));
     // 0.6 x 400 = 240: 30 tokens/s each are held up to eight; a quarter less than twelve is nine.
     assert_eq!(cap_of(&registry, "a"), (9, CapSource::Measured));

@@ -109,9 +109,9 @@ fn a_token_is_asked_for_only_where_nothing_else_tells_and_nobody_is_disturbed() 
     let off = config::Health { generate_every: None, ..settings() };
     assert_eq!(registry.token_due("a", &off, 6 * MINUTE), None);
     // A burst runs, here or at another prober, or is about to.
-    registry.get_mut("a").unwrap().probing = true;
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert!(!due(&registry, 6 * MINUTE));
-    registry.get_mut("a").unwrap().probing = false;
+    registry.get_mut("a").unwrap().burst = None;
     registry.get_mut("a").unwrap().probing_elsewhere = true;
     assert!(!due(&registry, 6 * MINUTE));
     registry.get_mut("a").unwrap().probing_elsewhere = false;
