@@ -156,9 +156,9 @@ def _all(at, node):
 
 
 def _add(document, at: list, value) -> None:
-    """RFC 6902 `add`, with the objects on the way made where they are missing, as Envoy Gateway does."""
-    for step in at[:-1]:
-        document = document[step] if isinstance(document, list) else document.setdefault(step, {})
+    """RFC 6902 `add`, with objects and lists on the way made where they are missing, as Envoy Gateway does."""
+    for step, after in zip(at, at[1:], strict=False):
+        document = document[step] if isinstance(document, list) else document.setdefault(step, [] if after == 0 else {})
     if isinstance(document, list):
         document.insert(int(at[-1]), copy.deepcopy(value))
     else:
