@@ -35,8 +35,40 @@ macro_rules! asset {
 }
 
 /// Every file of `prober/page`.
-const ASSETS: &[Asset] =
-    &[asset!("index.html", HTML), asset!("app.css", STYLE), asset!("app.js", SCRIPT), asset!("icon.svg", SVG)];
+const ASSETS: &[Asset] = &[
+    asset!("actions.js", SCRIPT),
+    asset!("alarms.js", SCRIPT),
+    asset!("announce.js", SCRIPT),
+    asset!("api.js", SCRIPT),
+    asset!("app.css", STYLE),
+    asset!("app.js", SCRIPT),
+    asset!("burst.js", SCRIPT),
+    asset!("curve.js", SCRIPT),
+    asset!("decisions.js", SCRIPT),
+    asset!("dialog.js", SCRIPT),
+    asset!("dom.js", SCRIPT),
+    asset!("early.js", SCRIPT),
+    asset!("endpoint.js", SCRIPT),
+    asset!("envoys.js", SCRIPT),
+    asset!("fleet.js", SCRIPT),
+    asset!("format.js", SCRIPT),
+    asset!("history.js", SCRIPT),
+    asset!("icon.svg", SVG),
+    asset!("index.html", HTML),
+    asset!("live.js", SCRIPT),
+    asset!("login.js", SCRIPT),
+    asset!("menu.js", SCRIPT),
+    asset!("meters.js", SCRIPT),
+    asset!("plot.js", SCRIPT),
+    asset!("record.js", SCRIPT),
+    asset!("router.js", SCRIPT),
+    asset!("shell.js", SCRIPT),
+    asset!("spark.js", SCRIPT),
+    asset!("state.js", SCRIPT),
+    asset!("status.js", SCRIPT),
+    asset!("theme.js", SCRIPT),
+    asset!("timeline.js", SCRIPT),
+];
 
 /// What `/` is.
 const INDEX: &str = "index.html";

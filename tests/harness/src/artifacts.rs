@@ -78,7 +78,7 @@ pub fn prober() -> Result<PathBuf> {
         Some(path) => Ok(path.into()),
         None => fresh(
             &root().join("dist/weighbridge-prober"),
-            &["prober/src", "prober/xds/src", "routing/src"],
+            &["prober/src", "prober/page", "prober/xds/src", "routing/src"],
             "scripts/build",
         ),
     }
