@@ -46,8 +46,10 @@ class Machine:
         self.console = directory / f"{name}.console"
         seen = [ROOT, TARGET, (ROOT / ".tools").resolve(), Path(sys.base_prefix)]
         with self.console.open("wb") as console:
+            # Whatever ends this process ends the machine.
             self._outer = subprocess.Popen(
-                [*SUDO, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc"]
+                [*SUDO, "setpriv", "--pdeathsig", "KILL"]
+                + ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc"]
                 + [HERE / "boot", self._group, root, *seen],
                 stdout=console,
                 stderr=subprocess.STDOUT,
