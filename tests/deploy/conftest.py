@@ -96,7 +96,8 @@ def demo(tmp_path_factory) -> Demo:
     try:
 
         def ready() -> bool:
-            assert process.poll() is None, log.read_text()
+            if process.poll() is not None:
+                raise RuntimeError(f"the demo has ended: {log.read_text()}")
             return get(f"http://{api}/readyz") != ""
 
         eventually("the demo is measured", ready, 240)
