@@ -97,7 +97,7 @@ class Machine:
 
     def journal(self, unit: str) -> str:
         """The end of a unit's journal."""
-        return self.run("journalctl", "--no-pager", "--lines=40", "--unit", unit, check=False)
+        return self.run("journalctl", "--no-pager", "--lines=400", "--unit", unit, check=False)
 
     def stop(self) -> None:
         """Ends it and everything that runs there."""
