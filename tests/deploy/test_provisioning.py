@@ -134,7 +134,8 @@ class Fleet:
 
     def ask(self, max_tokens: int = 8) -> tuple[str, str]:
         """One request through the gateway: who answered, and what."""
-        body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": max_tokens}
+        messages = [{"role": "user", "content": "Hello"}]
+        body = {"model": "demo", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports['gateway']}/v1/chat/completions",
             data=json.dumps(body).encode(),
