@@ -56,6 +56,8 @@ def steps(*at: tuple[float | None, str]) -> dict:
 
 
 GOOD_BELOW = lambda warn, bad: steps((None, "green"), (warn, "orange"), (bad, "red"))  # noqa: E731
+# For what is 1 where all is well.
+UP = steps((None, "red"), (1, "green"))
 
 
 def stat(title: str, expr: str, about: str, unit: str = "short", **defaults) -> dict:
@@ -67,6 +69,34 @@ def stat(title: str, expr: str, about: str, unit: str = "short", **defaults) -> 
     }
     defaults.setdefault("thresholds", steps((None, "text"))["thresholds"])
     return panel("stat", title, [query(expr)], about, unit, defaults=defaults, options=options)
+
+
+def quantiles(metric: str, by: str, where: str) -> list[dict]:
+    name = "{{pool}} " if "pool" in by else ""
+    return [
+        query(
+            f"histogram_quantile({value}, sum by ({by}, le) (rate({metric}_bucket{{{where}}}[$__rate_interval])))",
+            f"{name}p{value * 100:g}",
+        )
+        for value in (0.5, 0.9, 0.99)
+    ]
+
+
+def table(title: str, columns: list[tuple[str, str, str]], about: str) -> dict:
+    """A row per endpoint; a column per query: heading, query, unit."""
+    queries = [query(expr, instant=True, table=True) for _, expr, _ in columns]
+    names = {f"Value #{letter}": heading for letter, (heading, _, _) in zip("ABCDEFGHIJ", columns, strict=False)}
+    overrides = [
+        {"matcher": {"id": "byName", "options": heading}, "properties": [{"id": "unit", "value": unit}]}
+        for heading, _, unit in columns
+    ]
+    transformations = [
+        {"id": "merge", "options": {}},
+        {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}},
+    ]
+    return panel(
+        "table", title, queries, about, overrides=overrides, transformations=transformations, options={"showHeader": True}
+    )
 
 
 def text(title: str, content: str) -> dict:
@@ -114,7 +144,15 @@ def dashboard(name: str, title: str, about: str, variables: list[dict], rows: li
     panels, y = [], 0
     for heading, height, content in rows:
         if heading:
-            panels.append({"type": "row", "title": heading, "collapsed": False, "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1}, "panels": []})
+            panels.append(
+                {
+                    "type": "row",
+                    "title": heading,
+                    "collapsed": False,
+                    "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+                    "panels": [],
+                }
+            )
             y += 1
         width = WIDTH // len(content)
         for at, each in enumerate(content):
@@ -122,9 +160,23 @@ def dashboard(name: str, title: str, about: str, variables: list[dict], rows: li
         y += height
     for number, each in enumerate(panels, 1):
         each["id"] = number
-    source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}, "refresh": 1}
+    source = {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {},
+        "refresh": 1,
+    }
     docs = {"name": "docs", "label": "Docs", "type": "textbox", "query": "docs", "current": {"text": "docs", "value": "docs"}}
-    link = {"type": "dashboards", "title": "Weighbridge", "tags": ["weighbridge"], "asDropdown": False, "includeVars": True, "keepTime": True}
+    link = {
+        "type": "dashboards",
+        "title": "Weighbridge",
+        "tags": ["weighbridge"],
+        "asDropdown": False,
+        "includeVars": True,
+        "keepTime": True,
+    }
     return {
         "uid": f"weighbridge-{name}",
         "title": title,

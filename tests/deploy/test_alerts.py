@@ -90,7 +90,9 @@ def test_the_table_of_alerts(capsys):
         for name, rule in alerts().items():
             query = " ".join(rule["expr"].split()).replace("|", "\\|")
             files = ", ".join(sorted(where[name]))
-            print(f"| {name} | {rule['labels']['severity']} | {rule.get('for', '0s')} | `{query}` | {files} | {rule['annotations']['runbook']} |")
+            print(
+                f"| {name} | {rule['labels']['severity']} | {rule.get('for', '0s')} | `{query}` | {files} | {rule['annotations']['runbook']} |"
+            )
 
 
 def conditions(rule: dict) -> list[int]:

@@ -179,7 +179,9 @@ def troubled(demo: Demo, metrics: Metrics, healthy):
         eventually("some waited", lambda: metrics.query(waited))
         ejected = f'weighbridge_ejections{{endpoint="{BROKEN}"}} > 0'
         eventually("it was ejected", lambda: metrics.query(ejected))
-        eventually("its figures are there", lambda: metrics.query(f'weighbridge_prober_average_error_rate{{endpoint="{BROKEN}"}} > 0'))
+        eventually(
+            "its figures are there", lambda: metrics.query(f'weighbridge_prober_average_error_rate{{endpoint="{BROKEN}"}} > 0')
+        )
         yield
 
 
@@ -301,4 +303,6 @@ def test_no_metric_of_the_sources_is_missing_from_the_list():
     prober = (ROOT / "prober" / "src" / "metrics.rs").read_text()
     families = re.findall(r'(?:family\(|metrics\.register\()\s*"(\w+)"', prober)
     assert {name for name in families if not {f"weighbridge_prober_{name}", f"weighbridge_prober_{name}_total"} & known} == set()
-    assert set(re.findall(r'gauge\("(\w+)"', prober)) == {name.removeprefix("weighbridge_") for name in known if re.match(r"weighbridge_(store|probe)_", name)}
+    assert set(re.findall(r'gauge\("(\w+)"', prober)) == {
+        name.removeprefix("weighbridge_") for name in known if re.match(r"weighbridge_(store|probe)_", name)
+    }

@@ -229,4 +229,3 @@ def test_a_request_without_a_trace_gets_one(traced):
     version, trace, span, _ = headers["traceparent"].split("-")
     assert (version, len(trace), len(span)) == ("00", 32, 16)
     assert int(trace, 16) and int(span, 16)
-
