@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn every_code_has_an_entry_that_says_what_it_means_and_what_to_do() {
         let text = include_str!("../../docs/alarms.md");
-        let entries: Vec<(&str, &str)> = text.split("\n## ").skip(1).map(|entry| entry.split_once('\n').unwrap()).collect();
+        let entries: Vec<(&str, &str)> =
+            text.split("\n## ").skip(1).map(|entry| entry.split_once('\n').unwrap()).collect();
         let documented: Vec<&str> = entries.iter().map(|(code, _)| *code).collect();
         assert_eq!(documented, Code::ALL.map(Code::as_str));
         for (code, entry) in entries {

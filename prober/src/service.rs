@@ -300,7 +300,12 @@ pub(crate) mod tests {
 
     /// A service of one pool `p` without endpoints, over a file that nobody writes.
     pub(crate) async fn service(dir: &std::path::Path) -> Arc<Service> {
-        let config = Config::parse("pools: [{name: p, models: [m]}]").unwrap();
+        configured(dir, "pools: [{name: p, models: [m]}]").await
+    }
+
+    /// The same with another configuration.
+    pub(crate) async fn configured(dir: &std::path::Path, config: &str) -> Arc<Service> {
+        let config = Config::parse(config).unwrap();
         let store = Store::open(&Place::File(dir.join("s.redb"))).await.unwrap();
         let xds = XdsServer::new(FilterSource { wasm_path: String::new() });
         Service::new(config, xds, store, Memory::default()).unwrap()

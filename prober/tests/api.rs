@@ -60,6 +60,13 @@ async fn pages_of_other_sites_are_refused() {
     assert_eq!(send("http://evil.example".into()).await, 403);
     assert_eq!(send("null".into()).await, 403);
     assert_eq!(send(format!("http://{}", prober.running.api)).await, 201);
+    // A name that was made to lead here: its page reads from its own origin, of which the browser says no more.
+    for (host, expected) in
+        [("evil.example", 403), ("evil.example:7070", 403), ("localhost:7070", 200), ("[::1]:7070", 200)]
+    {
+        let answer = prober.http.get(prober.url("/v1/fleet")).header("host", host).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), expected, "{host}");
+    }
     prober.stop().await;
 }
 

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Events, endpoint, start};
+use common::{endpoint, start};
+use harness::Events;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -32,10 +33,10 @@ async fn a_stream_begins_with_the_fleet_and_goes_on_with_its_changes() {
     let prober = start(dir.path(), Some("0123456789abcdef")).await;
     let http = &prober.http;
     let ask = |request: reqwest::RequestBuilder| request.bearer_auth("0123456789abcdef");
-    let refused = Events::open(http.get(prober.url("/v1/events"))).await;
+    let refused = Events::open(http.get(prober.url("/v1/events"))).await.unwrap();
     assert_eq!(refused.err(), Some(401));
-    let mut events = Events::open(ask(http.get(prober.url("/v1/events")))).await.unwrap();
-    let first = events.next().await.unwrap();
+    let mut events = Events::open(ask(http.get(prober.url("/v1/events")))).await.unwrap().unwrap();
+    let first = events.next().await.unwrap().unwrap();
     assert_eq!((&first["auth"], &first["endpoints"], &first["ready"]), (&json!("token"), &json!([]), &json!(false)));
     let names: Vec<&Value> = first["pools"].as_array().unwrap().iter().map(|pool| &pool["name"]).collect();
     assert_eq!(names, ["p", "q"]);
@@ -46,13 +47,13 @@ async fn a_stream_begins_with_the_fleet_and_goes_on_with_its_changes() {
         .unwrap()
         .error_for_status()
         .unwrap();
-    let seen = events.until("the endpoint is there", |fleet| fleet["endpoints"][0]["id"] == "e").await;
+    let seen = events.until("the endpoint is there", |fleet| fleet["endpoints"][0]["id"] == "e").await.unwrap();
     let shown = &seen["endpoints"][0];
     // Nobody reports, so nobody can tell; a registration can be removed.
     assert_eq!((&shown["in_flight"], &shown["origin"], &shown["asked"]), (&json!(null), &json!("api"), &json!(false)));
     let pin = json!({"weight": 2.5, "reason": "trial"});
     ask(http.put(prober.url("/v1/endpoints/e/pin"))).json(&pin).send().await.unwrap().error_for_status().unwrap();
-    events.until("it is pinned", |fleet| fleet["endpoints"][0]["pin"]["reason"] == "trial").await;
+    events.until("it is pinned", |fleet| fleet["endpoints"][0]["pin"]["reason"] == "trial").await.unwrap();
     // Nobody is at its address.
     let unhealthy = |fleet: &Value| {
         let alarm = |alarm: &Value| {
@@ -60,7 +61,7 @@ async fn a_stream_begins_with_the_fleet_and_goes_on_with_its_changes() {
         };
         fleet["alarms"].as_array().unwrap().iter().any(alarm)
     };
-    let fleet = events.until("it is said to be unhealthy", unhealthy).await;
+    let fleet = events.until("it is said to be unhealthy", unhealthy).await.unwrap();
     let alarms: Value = ask(http.get(prober.url("/v1/alarms"))).send().await.unwrap().json().await.unwrap();
     assert_eq!(alarms["alarms"][0]["since_ms"], fleet["alarms"][0]["since_ms"]);
     // The same as one document.
@@ -72,7 +73,7 @@ async fn a_stream_begins_with_the_fleet_and_goes_on_with_its_changes() {
     }
     // The end of the prober is the end of the stream, and does not wait for it.
     prober.shutdown.cancel();
-    while events.next().await.is_some() {}
+    while events.next().await.unwrap().is_some() {}
     prober.stop().await;
 }
 
@@ -80,18 +81,18 @@ async fn a_stream_begins_with_the_fleet_and_goes_on_with_its_changes() {
 async fn so_many_streams_and_no_more() {
     let dir = tempfile::tempdir().unwrap();
     let prober = start(dir.path(), None).await;
-    let open = async || Events::open(prober.http.get(prober.url("/v1/events"))).await;
+    let open = async || Events::open(prober.http.get(prober.url("/v1/events"))).await.unwrap();
     let mut streams = Vec::new();
     for _ in 0..64 {
         streams.push(open().await.unwrap());
     }
     assert_eq!(open().await.err(), Some(503));
     for stream in &mut streams {
-        assert_eq!(stream.next().await.unwrap()["auth"], "none");
+        assert_eq!(stream.next().await.unwrap().unwrap()["auth"], "none");
     }
     assert_eq!(prober.post(endpoint("e", 9)).await.0, 201);
     for stream in &mut streams {
-        stream.until("the endpoint is there", |fleet| fleet["endpoints"][0]["id"] == "e").await;
+        stream.until("the endpoint is there", |fleet| fleet["endpoints"][0]["id"] == "e").await.unwrap();
     }
     // One that leaves makes room.
     streams.pop();

@@ -6,8 +6,8 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Events, Prober, endpoint, start};
-use harness::eventually;
+use common::{Prober, endpoint, start};
+use harness::{Events, eventually};
 use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
 
@@ -135,21 +135,21 @@ async fn signing_out_ends_the_session_and_its_streams() {
     let dir = tempfile::tempdir().unwrap();
     let prober = start(dir.path(), Some(TOKEN)).await;
     let (browser, other) = (Browser::sign_in(&prober).await, Browser::sign_in(&prober).await);
-    let mut events = Events::open(browser.ask(Method::GET, "/v1/events")).await.unwrap();
-    let mut others = Events::open(other.ask(Method::GET, "/v1/events")).await.unwrap();
-    assert_eq!(events.next().await.unwrap()["auth"], "session");
+    let mut events = Events::open(browser.ask(Method::GET, "/v1/events")).await.unwrap().unwrap();
+    let mut others = Events::open(other.ask(Method::GET, "/v1/events")).await.unwrap().unwrap();
+    assert_eq!(events.next().await.unwrap().unwrap()["auth"], "session");
     // Another site's page cannot do it.
     assert_eq!(status(browser.ask(Method::DELETE, "/v1/session")).await, 403);
     assert_eq!(browser.fleet().await, 200);
     let answer = browser.as_page(Method::DELETE, "/v1/session").send().await.unwrap();
     assert_eq!(answer.status().as_u16(), 204);
     assert!(answer.headers()["set-cookie"].to_str().unwrap().contains("Max-Age=0"));
-    while events.next().await.is_some() {}
+    while events.next().await.unwrap().is_some() {}
     assert_eq!(browser.fleet().await, 401);
     // Twice is no error, and the others stay.
     assert_eq!(status(browser.as_page(Method::DELETE, "/v1/session")).await, 204);
     assert_eq!(other.fleet().await, 200);
-    assert!(others.next().await.is_some());
+    assert!(others.next().await.unwrap().is_some());
     prober.stop().await;
 }
 
@@ -158,12 +158,12 @@ async fn another_token_ends_sessions_and_every_stream() {
     let dir = tempfile::tempdir().unwrap();
     let prober = start(dir.path(), Some(TOKEN)).await;
     let browser = Browser::sign_in(&prober).await;
-    let mut events = Events::open(browser.ask(Method::GET, "/v1/events")).await.unwrap();
+    let mut events = Events::open(browser.ask(Method::GET, "/v1/events")).await.unwrap().unwrap();
     let shown = prober.http.get(prober.url("/v1/events")).bearer_auth(TOKEN);
-    let mut others = Events::open(shown).await.unwrap();
+    let mut others = Events::open(shown).await.unwrap().unwrap();
     std::fs::write(dir.path().join("token"), "fedcba9876543210\n").unwrap();
-    while events.next().await.is_some() {}
-    while others.next().await.is_some() {}
+    while events.next().await.unwrap().is_some() {}
+    while others.next().await.unwrap().is_some() {}
     assert_eq!(browser.fleet().await, 401);
     assert_eq!(post_token(&prober, TOKEN).await.status().as_u16(), 401);
     assert_eq!(post_token(&prober, "fedcba9876543210").await.status().as_u16(), 204);

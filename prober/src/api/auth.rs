@@ -47,16 +47,22 @@ fn from_another_site(headers: &HeaderMap) -> bool {
 }
 
 /// Whether a page that asks was itself fetched under an address or as `localhost`. A name of somebody else's may be made to
-/// lead to this machine, and its page then has the same origin; without a token nothing else would tell.
-fn is_of_this_machine(headers: &HeaderMap) -> bool {
-    let Some(origin) = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok()) else {
-        return true;
+/// lead to this machine, and its page then has the same origin; without a token nothing else would tell. Browsers say where what
+/// changes something comes from; of what a page reads from its own origin they name only the host. (Filters, which only send,
+/// name a host that is none.)
+fn is_of_this_machine(request: &Request) -> bool {
+    let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let of_this_machine = |authority: &str| {
+        authority.parse::<Authority>().is_ok_and(|authority| {
+            let host = authority.host().trim_matches(['[', ']']);
+            host == "localhost" || host.parse::<IpAddr>().is_ok()
+        })
     };
-    let authority = origin.splitn(3, '/').nth(2).and_then(|authority| authority.parse::<Authority>().ok());
-    authority.is_some_and(|authority| {
-        let host = authority.host().trim_matches(['[', ']']);
-        host == "localhost" || host.parse::<IpAddr>().is_ok()
-    })
+    match text(header::ORIGIN) {
+        Some(origin) => origin.splitn(3, '/').nth(2).is_some_and(of_this_machine),
+        None if request.method().is_safe() => text(header::HOST).is_none_or(of_this_machine),
+        None => true,
+    }
 }
 
 /// Whether it is one that filters send.
@@ -151,8 +157,7 @@ pub(super) async fn check_origin(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let headers = request.headers();
-    if from_another_site(headers) || (guard.is_none() && !is_of_this_machine(headers)) {
+    if from_another_site(request.headers()) || (guard.is_none() && !is_of_this_machine(&request)) {
         let message = "requests of other sites' pages are refused";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_origin", message));
     }

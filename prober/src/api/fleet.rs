@@ -283,3 +283,63 @@ pub(super) struct AlarmList {
 pub(super) async fn alarms(State(service): State<Arc<Service>>) -> Json<AlarmList> {
     Json(AlarmList { alarms: service.alarms().into_iter().map(Into::into).collect() })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use weighbridge_routing::exchange::{EndpointReport, PoolReport, Report};
+
+    use super::*;
+    use crate::config::{Endpoint as Written, Reach};
+
+    const ENDPOINTS: u16 = 1_000;
+
+    fn written(nth: u16) -> Written {
+        Written {
+            id: format!("endpoint-{nth}"),
+            address: format!("127.0.0.1:{}", 10_000 + nth),
+            node: format!("node-{nth}"),
+            launch_args: Some("--tensor-parallel-size 2 --max-model-len 65536".into()),
+            context_window: Some(65_536),
+            max_in_flight: None,
+            reach: Reach::default(),
+        }
+    }
+
+    // What is looked at by few, must not cost many: the document is bounded by the endpoints, and made once for all.
+    #[tokio::test]
+    async fn a_thousand_endpoints_are_a_document_of_a_megabyte_or_two() {
+        let dir = tempfile::tempdir().unwrap();
+        // What Envoys report is to outlast a busy machine.
+        let config = "{signals: {interval: 10s}, pools: [{name: p, models: [m]}]}";
+        let service = crate::service::tests::configured(dir.path(), config).await;
+        service.note(|registry| {
+            for nth in 0..ENDPOINTS {
+                let written = written(nth);
+                let address = written.address.parse().unwrap();
+                registry.register("p", written, address, Origin::Api).unwrap();
+            }
+            for envoy in 0..4 {
+                let row = EndpointReport { in_flight: 7, ..EndpointReport::default() };
+                let endpoints = (0..ENDPOINTS).map(|nth| (format!("endpoint-{nth}"), row.clone())).collect();
+                let pools = [("p".to_owned(), PoolReport { waiting: 3, endpoints })].into();
+                registry.exchanged(&Report { envoy: format!("e{envoy}"), pools }, now_ms()).unwrap();
+            }
+        });
+        let begun = Instant::now();
+        let fleet = Fleet::of(&service);
+        let made = begun.elapsed();
+        let document = fleet.document();
+        let (written, bytes) = (begun.elapsed() - made, document.rest().len());
+        println!("{ENDPOINTS} endpoints, 4 Envoys: {bytes} bytes, made in {made:?}, written in {written:?}");
+        assert!((500_000..2_000_000).contains(&bytes), "{bytes}");
+        let shown: serde_json::Value =
+            serde_json::from_slice(&[document.opening("none").as_slice(), &document.rest()].concat()).unwrap();
+        assert_eq!(shown["endpoints"].as_array().unwrap().len(), usize::from(ENDPOINTS));
+        assert_eq!((&shown["pools"][0]["in_flight"], &shown["pools"][0]["waiting"]), (&28_000.into(), &12.into()));
+        // Nothing has happened: there is nothing new to say, though the figures are older.
+        assert_eq!(fleet.timeless(), Fleet::of(&service).timeless());
+        assert_eq!(shown["auth"], "none");
+    }
+}

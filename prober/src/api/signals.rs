@@ -11,10 +11,11 @@ use weighbridge_routing::snapshot::{MAX_ENDPOINTS_PER_POOL, MAX_POOLS, is_id};
 use super::error::{ApiError, Body, ErrorBody};
 use crate::service::{Service, now_ms};
 
-/// The largest report in bytes: one endpoint has about 250 with everything.
+/// The largest report in bytes: one endpoint has about 290 with everything.
 pub(super) const MAX_REPORT: usize = 2 << 20;
 
-/// An Envoy reports, per pool and endpoint, what it has in flight (`in_flight`, `pending_tokens`), what waits in its own queues
+/// An Envoy reports, per pool and endpoint, what it has in flight (`in_flight`, `pending_tokens`), whether it sends there less for what
+/// requests have met (`ejected`, `cooling_down`), what waits in its own queues
 /// (`waiting`), and what requests that have ended were like (`served`). It is answered with the sum of what the *other*
 /// Envoys have reported within the last three intervals (`others`, `others_tokens`), what the engine has beyond all of them
 /// (`outside`), the engine's own fresh figures (`engine`), and moving averages. Endpoints that do not exist are left out.

@@ -2,6 +2,7 @@
 //!
 //! - [`envoy`]: the **shipped** configuration, edited structurally (ports, snapshot, xDS address), in a real Envoy.
 //! - [`prober`]: the `weighbridge-prober` binary as a child process, and a client for its REST API.
+//! - [`events`]: the prober's stream of events.
 //! - [`redis`]: a real Redis on a port of its own.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
@@ -22,6 +23,7 @@ pub mod chaos;
 pub mod child;
 pub mod echo;
 pub mod envoy;
+pub mod events;
 pub mod fault;
 pub mod load;
 pub mod malformed;
@@ -38,6 +40,7 @@ pub mod workload;
 
 pub use engine_sim;
 pub use envoy::{Envoy, EnvoyOptions};
+pub use events::Events;
 pub use prober::ProberProcess;
 pub use redis::RedisServer;
 pub use wait::eventually;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use crate::child::ManagedChild;
+use crate::events::Events;
 use crate::{artifacts, eventually};
 
 const START_DEADLINE: Duration = Duration::from_secs(20);
@@ -162,6 +163,19 @@ impl ProberProcess {
         let status = response.status().as_u16();
         let text = response.text().await?;
         Ok((status, serde_json::from_str(&text).unwrap_or(Value::Null)))
+    }
+
+    /// The fleet as it changes.
+    ///
+    /// # Errors
+    /// No answer, or no stream.
+    pub async fn events(&self) -> Result<Events> {
+        // Without the others' timeout: a stream goes on.
+        let mut request = reqwest::Client::new().get(format!("http://{}/v1/events", self.api));
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        Events::open(request).await?.map_err(|status| anyhow::anyhow!("/v1/events: {status}"))
     }
 
     /// GET that must succeed.
