@@ -217,6 +217,7 @@ def test_from_empty_machines_to_a_measured_and_routed_request(installed):
     assert {endpoint["weight_source"] for endpoint in endpoints.values()} == {"measured"}
     answered, body = installed.ask()
     assert answered in endpoints and json.loads(body)["usage"]["completion_tokens"] == 8
+    assert [envoy["node_id"] for envoy in installed.api("/v1/envoys")["envoys"]] == ["gateway"], "not the name in its file"
     assert endpoints["a0"]["weight"] > endpoints["b0"]["weight"], "they are as fast as their profiles"
 
 

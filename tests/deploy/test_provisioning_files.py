@@ -84,6 +84,19 @@ def test_what_is_wrong_with_an_inventory_is_said(engines, message):
     assert len(faults) == 1 and faults[0].startswith(message), faults
 
 
+def test_a_wrong_inventory_ends_the_run_before_anything_is_touched(controller):  # noqa: F811
+    wrong = inventory()
+    wrong["weighbridge_engines"]["hosts"]["gpu-a"]["engine_instances"] = [GOOD | {"port": 80}, GOOD | {"id": "b", "kind": "tgi"}]
+    wrong["all"]["vars"]["ansible_connection"] = "local"
+    (controller / "wrong.yml").write_text(yaml.safe_dump(wrong))
+    site = [BIN / "ansible-playbook", "-i", "wrong.yml", "weighbridge.fleet.site"]
+    done = subprocess.run(site, cwd=controller, env=environment(controller), capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    for fault in ["[0].port is 80: expected", "[1].kind is 'tgi': expected one of vllm", "[1].gpus has 0: expected a GPU of its own"]:
+        assert f"gpu-a: engine_instances{fault}" in done.stdout, done.stdout
+    assert "PLAY [The prober]" not in done.stdout
+
+
 def test_the_inventory_of_the_page_has_no_faults():
     hosts = inventory()["weighbridge_engines"]["hosts"]
     assert fleet.inventory_faults(hosts, list(hosts)) == []
