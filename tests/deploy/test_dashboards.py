@@ -179,9 +179,9 @@ def troubled(demo: Demo, metrics: Metrics, healthy):
         eventually("some waited", lambda: metrics.query(waited))
         ejected = f'weighbridge_ejections{{endpoint="{BROKEN}"}} > 0'
         eventually("it was ejected", lambda: metrics.query(ejected))
-        eventually(
-            "its figures are there", lambda: metrics.query(f'weighbridge_prober_average_error_rate{{endpoint="{BROKEN}"}} > 0')
-        )
+        # A counter's first value is no rate: it takes one more request there, which comes when its ejection is over.
+        failing = alerts()["WeighbridgeEndpointFailing"]
+        eventually("its failures are seen", lambda: send(demo, 4, 4, 8) and metrics.query(failing))
         yield
 
 
