@@ -266,8 +266,11 @@ impl Service {
 
     /// Reserves an engine for a burst, until the guard is dropped; `None` when somebody else has it.
     pub fn exclusive(&self, engine: SocketAddr) -> Option<Exclusive<'_>> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        busy.insert(engine).then_some(Exclusive { service: self, engine })
+        // No guard is made for who is refused: dropped here, under the lock, it would wait for the lock for ever.
+        if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(engine) {
+            return None;
+        }
+        Some(Exclusive { service: self, engine })
     }
 
     /// Takes the demands that `which` picks.
@@ -309,5 +312,17 @@ pub(crate) mod tests {
         let store = Store::open(&Place::File(dir.join("s.redb"))).await.unwrap();
         let xds = XdsServer::new(FilterSource { wasm_path: String::new() });
         Service::new(config, xds, store, Memory::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_engine_is_reserved_for_one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path()).await;
+        let engine = "127.0.0.1:8000".parse().unwrap();
+        let first = service.exclusive(engine).unwrap();
+        assert!(service.exclusive(engine).is_none());
+        assert!(service.exclusive(engine).is_none(), "who was refused gives nothing back");
+        drop(first);
+        assert!(service.exclusive(engine).is_some());
     }
 }
