@@ -260,7 +260,7 @@ impl Service {
     #[must_use]
     pub fn asked(&self) -> BTreeSet<String> {
         let here = self.peek_demands(|demands| demands.iter().map(|demand| demand.id.clone()).collect::<Vec<_>>());
-        let anywhere = self.store.all::<Asked>(Table::Demands).into_iter().map(|(id, _)| id);
+        let anywhere = self.store.all::<Asked>(Table::Demands).into_keys();
         here.into_iter().chain(anywhere).collect()
     }
 
