@@ -9,7 +9,7 @@ import { link } from "./router.js";
 import { state } from "./state.js";
 import { timeline, times } from "./timeline.js";
 
-const PAGE = 50;
+const PAGE = 30;
 const MOST = 1_000;
 const SINCE = [["", "all that is kept"], ["5m", "last 5 minutes"], ["15m", "last 15 minutes"], ["1h", "last hour"], ["6h", "last 6 hours"], ["24h", "last day"]];
 const KEPT_WHOLE = new Set(["pool", "endpoint", "since", "until", "ttft_ms", "slow_ms", "request_id"]);

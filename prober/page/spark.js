@@ -1,10 +1,13 @@
-// A sparkline: the last quarter of an hour of one figure, and the same in words for screen readers.
+// A sparkline: one figure as far back as samples go, a quarter of an hour at most, and the same in words for screen readers.
 
 import { setAttribute, svg } from "./dom.js";
+import { counted } from "./format.js";
 
 const WIDTH = 88;
 const HEIGHT = 22;
-const WINDOW_MS = 15 * 60_000;
+/** The samples of a prober that has just started fill the line soon; one that moves with every sample says nothing. */
+const SHORTEST_MS = 2 * 60_000;
+const LONGEST_MS = 15 * 60_000;
 
 /** The largest of some lists of figures, for lines that share a scale. */
 export function largest(lists) {
@@ -13,7 +16,7 @@ export function largest(lists) {
   return most;
 }
 
-function path(atMs, values, nowMs, top) {
+function path(atMs, values, nowMs, windowMs, top) {
   let line = "";
   let pen = "M";
   atMs.forEach((at, index) => {
@@ -23,7 +26,7 @@ function path(atMs, values, nowMs, top) {
       pen = "M";
       return;
     }
-    const x = WIDTH * (1 - (nowMs - at) / WINDOW_MS);
+    const x = WIDTH * (1 - (nowMs - at) / windowMs);
     if (x < 0) return;
     const y = HEIGHT - 2 - (HEIGHT - 4) * (top > 0 ? Math.min(1, value / top) : 0);
     line += `${pen}${x.toFixed(1)} ${y.toFixed(1)}`;
@@ -41,11 +44,13 @@ export function sparkline(kind) {
     update(samples, figure, { nowMs, top, words, format }) {
       const values = samples?.[figure] ?? [];
       const known = values.filter((value) => typeof value === "number");
-      setAttribute(line, "d", known.length < 2 ? "" : path(samples.at_ms, values, nowMs, top));
+      const windowMs = Math.min(LONGEST_MS, Math.max(SHORTEST_MS, nowMs - (samples?.at_ms[0] ?? nowMs)));
+      const minutes = counted(Math.round(windowMs / 60_000), "minute");
+      setAttribute(line, "d", known.length < 2 ? "" : path(samples.at_ms, values, nowMs, windowMs, top));
       const text =
         known.length < 2
-          ? `${words}: nothing in the last 15 minutes`
-          : `${words} in the last 15 minutes: from ${format(Math.min(...known))} to ${format(Math.max(...known))}`;
+          ? `${words}: nothing in the last ${minutes}`
+          : `${words} in the last ${minutes}: from ${format(Math.min(...known))} to ${format(Math.max(...known))}`;
       setAttribute(element, "aria-label", text);
     },
   };
