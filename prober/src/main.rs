@@ -44,15 +44,8 @@ fn explain(path: &PathBuf) -> anyhow::Result<ExitCode> {
         false => std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?,
     };
     let input = explain::input::read(&text).with_context(|| format!("{} cannot be explained", path.display()))?;
-    let mut out = std::io::stdout().lock();
-    let records = input.records.iter().map(|record| explain::explain(record).to_string());
-    for (nth, text) in records.chain(input.undecided.into_iter().map(|sentence| sentence + "\n")).enumerate() {
-        let blank = if nth > 0 { "\n" } else { "" };
-        // Whoever reads may have seen enough.
-        if write!(out, "{blank}{text}").is_err() {
-            break;
-        }
-    }
+    // Whoever reads may have seen enough.
+    let _ = write!(std::io::stdout().lock(), "{}", explain::text(&input));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,7 +4,7 @@
 //! count for connections that come after; those that are there stay, so whoever takes trust away restarts the prober.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use ring::digest;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
@@ -141,7 +141,7 @@ fn certificates(field: &str, path: &Path, pem: &[u8]) -> Result<Vec<CertificateD
 ///
 /// # Errors
 /// When there is none in it, or one that cannot be used.
-pub(crate) fn authorities(field: &str, path: &Path, pem: &[u8]) -> Result<RootCertStore, FieldError> {
+fn authorities(field: &str, path: &Path, pem: &[u8]) -> Result<RootCertStore, FieldError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(field, path, pem)? {
         roots
@@ -149,6 +149,34 @@ pub(crate) fn authorities(field: &str, path: &Path, pem: &[u8]) -> Result<RootCe
             .map_err(|error| wrong(field.to_owned(), path, format!("certificates of authorities in PEM ({error})")))?;
     }
     Ok(roots)
+}
+
+/// The file of authorities that this system trusts.
+///
+/// # Errors
+/// When there is none; `field` is the one that could name another.
+pub fn system_authorities(field: &str) -> Result<PathBuf, FieldError> {
+    openssl_probe::probe().cert_file.ok_or_else(|| FieldError {
+        field: field.into(),
+        stands: Stands::Missing,
+        expected: "a file of certificates, since the system has none".into(),
+    })
+}
+
+/// What a client needs who trusts the authorities of this file, and the file's content.
+///
+/// # Errors
+/// When it cannot be read, or has no authorities.
+pub fn client(field: &str, path: &Path) -> Result<(Arc<ClientConfig>, Vec<u8>), FieldError> {
+    let pem = content(field, path)?;
+    let roots = authorities(field, path, &pem)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(field.to_owned(), path, error.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok((Arc::new(config), pem))
 }
 
 /// What the files say now.

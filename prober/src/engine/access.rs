@@ -81,19 +81,11 @@ impl Access {
         let tls = reach.tls.as_ref().map(|written| -> Result<Tls, FieldError> {
             let server_name = written.server_name(host);
             let (field, path) = ("tls.ca_file", authorities_file(written.ca_file.as_deref(), may)?);
-            let pem = tls::content(field, &path)?;
+            let (config, pem) = tls::client(field, &path)?;
             add(server_name.as_bytes());
             add(&pem);
-            let roots = tls::authorities(field, &path, &pem)?;
             let authorities: Arc<str> = String::from_utf8_lossy(&pem).into();
-            let wrong = |expected: String| refusal(field, &path.display().to_string(), expected);
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let config = ClientConfig::builder_with_provider(provider)
-                .with_safe_default_protocol_versions()
-                .map_err(|error| wrong(error.to_string()))?
-                .with_root_certificates(roots)
-                .with_no_client_auth();
-            Ok(Tls { server_name, authorities, config: Arc::new(config) })
+            Ok(Tls { server_name, authorities, config })
         });
         let tls = tls.transpose()?;
         Ok(Access { tls, key, digest: hash.finish().as_ref().to_vec() })
@@ -151,11 +143,7 @@ fn authorities_file(written: Option<&Path>, may: May<'_>) -> Result<PathBuf, Fie
         permitted("tls.ca_file", path, may)?;
         return Ok(path.to_owned());
     }
-    openssl_probe::probe().cert_file.ok_or_else(|| FieldError {
-        field: "tls.ca_file".into(),
-        stands: Stands::Missing,
-        expected: "a file of certificates, since the system has none".into(),
-    })
+    tls::system_authorities("tls.ca_file")
 }
 
 fn key(place: &KeyPlace, may: May<'_>) -> Result<String, FieldError> {

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -15,17 +14,12 @@ use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use tower_service::Service;
 
 use super::EngineError;
 use super::access::{Access, Book};
+use crate::line::Line;
 
 /// How long connecting may take, TLS included.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -137,64 +131,10 @@ impl Service<Uri> for Dial {
         async move {
             let engine = uri.authority().and_then(|authority| authority.as_str().parse::<SocketAddr>().ok());
             let engine = engine.ok_or_else(|| io::Error::other("not an address"))?;
-            let line = tokio::time::timeout(CONNECT, connect(engine, &book.of(engine))).await;
-            line.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connecting took too long")))
-                .map(TokioIo::new)
+            let access = book.of(engine);
+            let tls = access.tls.as_ref().map(|tls| (tls.server_name.as_str(), &tls.config));
+            Line::connect(engine, tls, CONNECT).await.map(TokioIo::new)
         }
         .boxed()
-    }
-}
-
-async fn connect(engine: SocketAddr, access: &Access) -> io::Result<Line> {
-    let stream = TcpStream::connect(engine).await?;
-    stream.set_nodelay(true)?;
-    let Some(tls) = &access.tls else { return Ok(Line::Plain(stream)) };
-    let name = ServerName::try_from(tls.server_name.clone()).map_err(io::Error::other)?;
-    let secured = TlsConnector::from(Arc::clone(&tls.config)).connect(name, stream).await?;
-    Ok(Line::Secured(Box::new(secured)))
-}
-
-/// A connection.
-#[derive(Debug)]
-enum Line {
-    Plain(TcpStream),
-    Secured(Box<TlsStream<TcpStream>>),
-}
-
-impl Connection for Line {
-    fn connected(&self) -> Connected {
-        Connected::new()
-    }
-}
-
-impl AsyncRead for Line {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Line::Plain(line) => Pin::new(line).poll_read(cx, into),
-            Line::Secured(line) => Pin::new(line).poll_read(cx, into),
-        }
-    }
-}
-
-impl AsyncWrite for Line {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Line::Plain(line) => Pin::new(line).poll_write(cx, bytes),
-            Line::Secured(line) => Pin::new(line).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Line::Plain(line) => Pin::new(line).poll_flush(cx),
-            Line::Secured(line) => Pin::new(line).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Line::Plain(line) => Pin::new(line).poll_shutdown(cx),
-            Line::Secured(line) => Pin::new(line).poll_shutdown(cx),
-        }
     }
 }

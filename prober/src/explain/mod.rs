@@ -82,6 +82,14 @@ impl fmt::Display for Explanation {
     }
 }
 
+/// Explains all of it, a blank line between one request and the next.
+#[must_use]
+pub fn text(input: &input::Input) -> String {
+    let records = input.records.iter().map(|record| explain(record).to_string());
+    let undecided = input.undecided.iter().map(|sentence| format!("{sentence}\n"));
+    records.chain(undecided).collect::<Vec<_>>().join("\n")
+}
+
 /// Explains a record.
 #[must_use]
 pub fn explain(record: &Record) -> Explanation {
