@@ -84,6 +84,21 @@ pub fn prober() -> Result<PathBuf> {
     }
 }
 
+/// The command line: `WEIGHBRIDGE_CLI`, else `dist/weighbridge`.
+///
+/// # Errors
+/// When it is missing or older than its sources.
+pub fn cli() -> Result<PathBuf> {
+    match std::env::var_os("WEIGHBRIDGE_CLI") {
+        Some(path) => Ok(path.into()),
+        None => fresh(
+            &root().join("dist/weighbridge"),
+            &["prober/cli/src", "prober/bootstrap/src", "prober/src", "routing/src", "envoy"],
+            "scripts/build",
+        ),
+    }
+}
+
 /// The path, if the file is there and no source is newer.
 fn fresh(path: &Path, sources: &[&str], command: &str) -> Result<PathBuf> {
     let built = std::fs::metadata(path)

@@ -1,6 +1,6 @@
 //! The real Envoy, running a shipped configuration.
 
-mod bootstrap;
+mod mesh_host;
 mod stats;
 
 use std::net::SocketAddr;
@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-pub use bootstrap::Bootstrap;
 pub use stats::Stats;
+pub use weighbridge_bootstrap::{Bootstrap, room};
 
 use crate::child::ManagedChild;
 use crate::{artifacts, eventually, proc, wire};
@@ -115,7 +115,7 @@ impl EnvoyOptions {
         let root = artifacts::root();
         let mut config = match self.shipped {
             Shipped::Standalone => Bootstrap::load(&root.join("envoy/envoy.yaml"))?,
-            Shipped::Mesh => Bootstrap::mesh_host(&root.join("envoy/mesh/envoy-snippet.yaml"))?,
+            Shipped::Mesh => mesh_host::mesh_host(&root.join("envoy/mesh/envoy-snippet.yaml"))?,
         };
         config.set_admin(self.admin)?;
         config.set_gateway(self.gateway)?;
@@ -123,17 +123,17 @@ impl EnvoyOptions {
             config.set_snapshot(snapshot)?;
         }
         match self.xds {
-            Some(xds) => config.set_xds(xds)?,
+            Some(xds) => config.set_xds(&[xds.into()])?,
             None => {
                 // Port 1: refused at once.
-                config.set_xds(SocketAddr::from(([127, 0, 0, 1], 1)))?;
+                config.set_xds(&[SocketAddr::from(([127, 0, 0, 1], 1)).into()])?;
                 if !self.shipped_timeouts {
                     config.set_initial_fetch_timeouts("0.05s");
                 }
             }
         }
         // Port 1: refused at once.
-        config.set_prober(self.prober.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 1))))?;
+        config.set_prober(&[self.prober.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 1))).into()])?;
         if self.filter {
             let wasm = match self.wasm {
                 Some(path) => path,

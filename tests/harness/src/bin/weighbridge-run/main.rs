@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use harness::envoy::Bootstrap;
+use harness::envoy::room;
 use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, wire};
 use reqwest::Method;
 use tempfile::TempDir;
@@ -161,7 +161,7 @@ async fn start(arguments: &Arguments) -> Result<Running> {
         gateway: arguments.listen,
         admin: arguments.admin,
         snapshot: Some(snapshot),
-        edit: Some(Box::new(move |config| Bootstrap::make_room_for_bodies(config, max_body_bytes))),
+        edit: Some(Box::new(move |config| room::make(config, max_body_bytes))),
         prober: Some(reachable(prober.api())),
         ..EnvoyOptions::with_xds(reachable(prober.xds()))
     };

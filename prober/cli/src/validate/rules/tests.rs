@@ -1,0 +1,373 @@
+//! Each rule is broken by one edit of a shipped file, and nothing else is found. The ten that the real Envoy starts with are in
+//! `tests/harness/tests/cli.rs`, too.
+
+use serde_json::{Value, json};
+use weighbridge_bootstrap::{SNIPPET, STANDALONE};
+
+use super::super::{Expected, Finding, check};
+use super::RULES;
+
+const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+const HTTP: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
+/// What an edit does.
+enum Edit {
+    Set(String, Value),
+    Unset(String),
+    /// A whole text for another, everywhere.
+    Replace(&'static str, &'static str),
+}
+use Edit::{Replace, Set, Unset};
+
+impl Edit {
+    fn apply(&self, text: &str) -> String {
+        if let Replace(from, to) = self {
+            assert!(text.contains(from), "{from}");
+            return text.replace(from, to);
+        }
+        let mut document: Value = serde_yaml_ng::from_str(text).unwrap();
+        let (Set(pointer, _) | Unset(pointer)) = self else { unreachable!() };
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let parent = document.pointer_mut(parent).unwrap_or_else(|| panic!("no {parent}"));
+        match self {
+            Unset(_) => match parent {
+                Value::Array(list) => drop(list.remove(key.parse().unwrap())),
+                parent => assert!(parent.as_object_mut().unwrap().remove(key).is_some(), "no {pointer}"),
+            },
+            Set(_, value) if parent.is_array() => parent[key.parse::<usize>().unwrap()] = value.clone(),
+            Set(_, value) => parent[key] = value.clone(),
+            Replace(..) => unreachable!(),
+        }
+        document.to_string()
+    }
+}
+
+fn findings(text: &str) -> Vec<Finding> {
+    check(text, &Expected::default()).unwrap().findings
+}
+
+/// A field of the http_connection_manager.
+fn manager(rest: &str) -> String {
+    format!("{MANAGER}/{rest}")
+}
+
+/// Of the filter's `config`.
+fn filter(rest: &str) -> String {
+    manager(&format!("http_filters/0/config_discovery/default_config/config/{rest}"))
+}
+
+/// Of the route `decided`.
+fn decided(rest: &str) -> String {
+    manager(&format!("route_config/virtual_hosts/0/routes/1/{rest}"))
+}
+
+/// Of the cluster of the static pool.
+fn pool(rest: &str) -> String {
+    format!("/static_resources/clusters/2/{rest}")
+}
+
+/// Of its override_host policy.
+fn policy(rest: &str) -> String {
+    pool(&format!("load_balancing_policy/policies/0/typed_extension_config/typed_config/{rest}"))
+}
+
+/// Of the cluster of xDS.
+fn xds(rest: &str) -> String {
+    format!("/static_resources/clusters/0/{rest}")
+}
+
+/// Of the log of attempts.
+fn attempts(rest: &str) -> String {
+    manager(&format!("http_filters/1/typed_config/upstream_log/0/{rest}"))
+}
+
+/// Rule, edit, where it is found (the end of the path).
+fn standalone() -> Vec<(&'static str, Edit, &'static str)> {
+    let snapshot = |text: &str| Set(filter("configuration/value"), text.into());
+    let mutations = |nth: usize| manager(&format!("early_header_mutation_extensions/0/typed_config/mutations/{nth}"));
+    let upstream = |rest: &str| pool(&format!("typed_extension_protocol_options/{HTTP}/{rest}"));
+    let options = |rest: &str| xds(&format!("typed_extension_protocol_options/{HTTP}/explicit_http_config/{rest}"));
+    let reset = "connect-failure,refused-stream,retriable-status-codes";
+    vec![
+        ("filter-missing", Unset(manager("http_filters/0")), "static_resources.listeners"),
+        (
+            "filter-default",
+            Unset(manager("http_filters/0/config_discovery/default_config")),
+            "config_discovery.default_config",
+        ),
+        ("body-wait", Unset(filter("allow_on_headers_stop_iteration")), "config.allow_on_headers_stop_iteration"),
+        ("failure-policy", Set(filter("failure_policy"), "FAIL_CLOSED".into()), "config.failure_policy"),
+        (
+            "failure-policy",
+            Unset(attempts("typed_config/config/failure_policy")),
+            "upstream_log[0].typed_config.config.failure_policy",
+        ),
+        ("vm-id", Replace("vm_id: weighbridge", "vm_id: gateway"), "vm_config.vm_id"),
+        ("root-id", Set(filter("root_id"), "llm".into()), "config.root_id"),
+        ("runtime", Set(filter("vm_config/runtime"), "envoy.wasm.runtime.wamr".into()), "vm_config.runtime"),
+        (
+            "capabilities",
+            Unset(filter("vm_config/capability_restriction_config/allowed_capabilities/proxy_get_shared_data")),
+            "capability_restriction_config.allowed_capabilities",
+        ),
+        (
+            "sandbox",
+            Unset(filter("vm_config/capability_restriction_config")),
+            "capability_restriction_config.allowed_capabilities",
+        ),
+        ("snapshot", snapshot(r#"{"format": 1, "version": 0}"#), "configuration.value"),
+        ("attempts-missing", Unset(manager("http_filters/1/typed_config/upstream_log")), "typed_config.upstream_log"),
+        ("attempts-vm", Set(attempts("typed_config/config/vm_config/vm_id"), "attempts".into()), "vm_config.vm_id"),
+        (
+            "attempts-vm",
+            Set(attempts("typed_config/config/vm_config/code/local/filename"), "other.wasm".into()),
+            "vm_config.code",
+        ),
+        ("attempts-root-id", Set(attempts("typed_config/config/root_id"), "weighbridge".into()), "config.root_id"),
+        ("client-headers", Unset(mutations(0)), "early_header_mutation_extensions[0].typed_config.mutations"),
+        ("client-headers", Unset(manager("early_header_mutation_extensions")), "early_header_mutation_extensions"),
+        (
+            "header-removed-early",
+            Set(decided("request_headers_to_remove"), json!(["x-weighbridge-host"])),
+            "routes[1].request_headers_to_remove[0]",
+        ),
+        (
+            "header-removed-early",
+            Set(manager("route_config/request_headers_to_remove"), json!(["x-weighbridge-host"])),
+            "route_config.request_headers_to_remove[0]",
+        ),
+        ("engine-headers", Unset(upstream("http_filters/0")), "http_filters"),
+        (
+            "engine-headers",
+            Set(upstream("http_filters/0/typed_config/mutations/request_mutations"), json!([])),
+            "request_mutations",
+        ),
+        (
+            "answer-headers",
+            Unset(upstream("http_filters/0/typed_config/mutations/response_mutations")),
+            "response_mutations",
+        ),
+        ("routes-elsewhere", Unset(manager("route_config")), "typed_config.route_config"),
+        (
+            "routes-missing",
+            Replace("cluster_header: x-weighbridge-cluster", "cluster: qwen-27b-static"),
+            "route_config",
+        ),
+        ("route-timeout", Unset(decided("route/timeout")), "routes[1].route.timeout"),
+        ("stream-idle-timeout", Unset(manager("stream_idle_timeout")), "typed_config.stream_idle_timeout"),
+        ("stream-idle-timeout", Set(decided("route/idle_timeout"), "60s".into()), "routes[1].route.idle_timeout"),
+        (
+            "stream-duration",
+            Set(manager("common_http_protocol_options/max_stream_duration"), "300s".into()),
+            "common_http_protocol_options.max_stream_duration",
+        ),
+        (
+            "per-try-timeout",
+            Set(decided("route/retry_policy/per_try_timeout"), "30s".into()),
+            "retry_policy.per_try_timeout",
+        ),
+        (
+            "per-try-idle-timeout",
+            Unset(decided("route/retry_policy/per_try_idle_timeout")),
+            "retry_policy.per_try_idle_timeout",
+        ),
+        ("retry-on", Set(decided("route/retry_policy/retry_on"), reset.into()), "retry_policy.retry_on"),
+        ("retry-on", Unset(decided("route/retry_policy/retry_on")), "retry_policy.retry_on"),
+        (
+            "retry-codes",
+            Set(decided("route/retry_policy/retriable_status_codes"), json!([503])),
+            "retriable_status_codes",
+        ),
+        (
+            "retry-codes",
+            Set(decided("route/retry_policy/retry_on"), "connect-failure,refused-stream,reset".into()),
+            "retry_on",
+        ),
+        (
+            "retry-5xx",
+            Set(
+                decided("route/retry_policy/retry_on"),
+                "5xx,connect-failure,refused-stream,reset,retriable-status-codes".into(),
+            ),
+            "retry_policy.retry_on",
+        ),
+        ("num-retries", Unset(decided("route/retry_policy/num_retries")), "retry_policy.num_retries"),
+        (
+            "body-limit",
+            Set(decided("request_body_buffer_limit"), (1 << 20).into()),
+            "routes[1].request_body_buffer_limit",
+        ),
+        ("body-limit", Unset(decided("request_body_buffer_limit")), "routes[1].request_body_buffer_limit"),
+        (
+            "connection-buffer",
+            Set("/static_resources/listeners/0/per_connection_buffer_limit_bytes".into(), (64 << 20).into()),
+            "listeners[0].per_connection_buffer_limit_bytes",
+        ),
+        ("upload-timeout", Unset(manager("request_timeout")), "typed_config.request_timeout"),
+        ("override-host", Unset(pool("load_balancing_policy")), "clusters[2].load_balancing_policy"),
+        (
+            "override-header",
+            Set(policy("override_host_sources/0/header"), "x-host".into()),
+            "override_host_sources[0].header",
+        ),
+        ("override-fallback", Unset(policy("fallback_policy")), "fallback_policy.policies"),
+        ("static-name", Replace("qwen-27b-static", "qwen-27b"), "clusters[2].name"),
+        (
+            "outlier-detection",
+            Set(pool("outlier_detection"), json!({"consecutive_5xx": 5})),
+            "clusters[2].outlier_detection",
+        ),
+        ("health-checks", Set(pool("health_checks"), json!([{"timeout": "1s"}])), "clusters[2].health_checks"),
+        ("circuit-breakers", Unset(pool("circuit_breakers")), "clusters[2].circuit_breakers.thresholds"),
+        (
+            "circuit-breakers",
+            Unset(pool("circuit_breakers/thresholds/0/max_requests")),
+            "circuit_breakers.thresholds[0]",
+        ),
+        ("retry-budget", Unset(pool("circuit_breakers/thresholds/0/retry_budget")), "thresholds[0].retry_budget"),
+        (
+            "engine-idle-timeout",
+            Unset(upstream("common_http_protocol_options")),
+            "common_http_protocol_options.idle_timeout",
+        ),
+        (
+            "xds-http2",
+            Set(options("http2_protocol_options"), Value::Null),
+            "explicit_http_config.http2_protocol_options",
+        ),
+        (
+            "xds-keepalive",
+            Unset(options("http2_protocol_options/connection_keepalive")),
+            "connection_keepalive.interval",
+        ),
+        (
+            "initial-fetch-timeout",
+            Unset("/dynamic_resources/cds_config/initial_fetch_timeout".into()),
+            "cds_config.initial_fetch_timeout",
+        ),
+        (
+            "initial-fetch-timeout",
+            Set(manager("http_filters/0/config_discovery/config_source/initial_fetch_timeout"), "15s".into()),
+            "config_source.initial_fetch_timeout",
+        ),
+        (
+            "xds-backoff",
+            Unset("/dynamic_resources/ads_config/grpc_services/0/envoy_grpc/retry_policy".into()),
+            "retry_policy.retry_back_off",
+        ),
+        ("xds-cluster", Set(xds("name"), "prober".into()), "grpc_services[0].envoy_grpc.cluster_name"),
+        ("prober-cluster", Unset("/static_resources/clusters/1".into()), "static_resources.clusters"),
+        ("stats-tags", Unset("/stats_config/stats_tags/1".into()), "stats_config.stats_tags"),
+        (
+            "histogram-buckets",
+            Unset("/stats_config/histogram_bucket_settings".into()),
+            "stats_config.histogram_bucket_settings",
+        ),
+        (
+            "decision-log",
+            Unset(manager("access_log/0/typed_config/log_format/json_format/decision")),
+            "typed_config.access_log",
+        ),
+        (
+            "admin-exposed",
+            Set("/admin/address/socket_address/address".into(), "0.0.0.0".into()),
+            "admin.address.socket_address.address",
+        ),
+    ]
+}
+
+/// The same of the snippet.
+fn snippet() -> Vec<(&'static str, Edit, &'static str)> {
+    vec![
+        ("plain-keys", Unset("/clusters/2/transport_socket_matches".into()), "clusters[2].transport_socket_matches"),
+        ("stream-idle-timeout", Unset("/routes/1/route/idle_timeout".into()), "routes[1].route.idle_timeout"),
+        (
+            "initial-fetch-timeout",
+            Unset("/clusters/2/eds_cluster_config/eds_config/initial_fetch_timeout".into()),
+            "initial_fetch_timeout",
+        ),
+        ("client-headers", Unset("/early_header_mutation_extensions/0/typed_config/mutations/0".into()), "mutations"),
+        ("override-host", Unset("/clusters/2/load_balancing_policy".into()), "clusters[2].load_balancing_policy"),
+        ("filter-missing", Unset("/http_filters/0".into()), "http_filters"),
+        ("routes-missing", Set("/routes".into(), json!([])), "routes"),
+        ("xds-cluster", Unset("/clusters/0".into()), "cluster_name"),
+    ]
+}
+
+#[test]
+fn nothing_is_wrong_with_what_ships() {
+    for shipped in [STANDALONE, SNIPPET] {
+        assert_eq!(findings(shipped), Vec::new());
+        // JSON is what `kubectl` and `/config_dump` people have.
+        let value: Value = serde_yaml_ng::from_str(shipped).unwrap();
+        assert_eq!(findings(&value.to_string()), Vec::new());
+    }
+}
+
+#[test]
+fn each_trap_is_found_and_nothing_beside_it() {
+    let mut found = std::collections::BTreeSet::new();
+    let cases = standalone().into_iter().map(|case| (STANDALONE, case));
+    for (shipped, (rule, edit, path)) in cases.chain(snippet().into_iter().map(|case| (SNIPPET, case))) {
+        let findings = findings(&edit.apply(shipped));
+        let [finding] = findings.as_slice() else { panic!("{rule}: {findings:#?}") };
+        assert_eq!(finding.rule, rule, "{finding:#?}");
+        assert!(finding.path.ends_with(path), "{rule}: {} does not end with {path}", finding.path);
+        assert!(!finding.change.is_empty() && !finding.change.contains('\n'), "{finding:#?}");
+        found.insert(rule);
+    }
+    // These take more than one edit, or an order: below.
+    let others = ["filter-order", "snapshot-version", "snapshot-cluster"];
+    let missing: Vec<_> =
+        RULES.iter().map(|rule| rule.id).filter(|id| !found.contains(id) && !others.contains(id)).collect();
+    assert!(missing.is_empty(), "no case for {missing:?}");
+    assert_eq!(
+        RULES.iter().map(|rule| rule.id).collect::<std::collections::BTreeSet<_>>().len(),
+        RULES.len(),
+        "an id twice"
+    );
+}
+
+#[test]
+fn order_and_snapshots_are_looked_at() {
+    let mut document: Value = serde_yaml_ng::from_str(STANDALONE).unwrap();
+    document.pointer_mut(&manager("http_filters")).unwrap().as_array_mut().unwrap().reverse();
+    let found = findings(&document.to_string());
+    assert_eq!(found.iter().map(|finding| finding.rule).collect::<Vec<_>>(), ["filter-order"]);
+    for (from, to, rule) in [
+        ("\"version\": 0", "\"version\": 7", "snapshot-version"),
+        ("\"cluster\": \"qwen-27b-static\"", "\"cluster\": \"qwen\"", "snapshot-cluster"),
+    ] {
+        let found = findings(&STANDALONE.replace(from, to));
+        assert_eq!(found.iter().map(|finding| finding.rule).collect::<Vec<_>>(), [rule], "{found:#?}");
+    }
+}
+
+#[test]
+fn a_larger_body_of_the_prober_needs_more_room() {
+    let expected = Expected { max_body: 32 << 20, ..Expected::default() };
+    let findings = check(STANDALONE, &expected).unwrap().findings;
+    assert_eq!(findings.len(), 5, "one for each route: {findings:#?}");
+    assert!(
+        findings.iter().all(|finding| finding.rule == "body-limit" && finding.change.contains("34603008")),
+        "{findings:#?}"
+    );
+}
+
+#[test]
+fn a_pool_of_the_prober_must_not_be_static() {
+    let expected = Expected { pools: vec!["weighbridge".into(), "qwen-27b-static".into()], ..Expected::default() };
+    let findings = check(STANDALONE, &expected).unwrap().findings;
+    assert_eq!(findings.iter().map(|finding| finding.rule).collect::<Vec<_>>(), ["static-name"]);
+}
+
+#[test]
+fn what_is_wrong_with_a_probers_file_is_in_the_same_shape() {
+    let findings = findings(
+        "api: {listen: 127.0.0.1:0}\nprobe: {concurrency: 0}\nweights: guessed\npools: []\nstore: {path: x}\n",
+    );
+    let told: Vec<_> = findings.iter().map(|finding| (finding.path.as_str(), finding.change.as_str())).collect();
+    assert!(told.contains(&("probe.concurrency", "expected 1 to 1024")), "{told:?}");
+    assert!(told.iter().any(|(path, _)| *path == "weights"), "{told:?}");
+    assert!(findings.iter().all(|finding| finding.rule == "prober"), "{findings:?}");
+}
