@@ -172,11 +172,10 @@ def healthy(demo: Demo, metrics: Metrics) -> dict[str, list[dict]]:
 def troubled(demo: Demo, metrics: Metrics, healthy):
     """More requests than there are slots, and an endpoint that fails those it gets: while that is in the window of the queries."""
     with broken_engine(demo):
-        statuses = send(demo, 200, 140, 32)
-        assert 200 in statuses
         assert ask(demo, 0, 1_000_000) == 400, "refused: no window holds that many tokens"
         waited = f'sum(weighbridge_queue_wait_ms_count{{pool="{POOL}"}}) > 0'
-        eventually("some waited", lambda: metrics.query(waited))
+        # Half as many again as there are slots, with answers of some seconds; as often as a busy machine takes to have them at once.
+        eventually("some waited", lambda: 200 in send(demo, 180, 180, 96) and metrics.query(waited), 120)
         ejected = f'weighbridge_ejections{{endpoint="{BROKEN}"}} > 0'
         eventually("it was ejected", lambda: metrics.query(ejected))
         # A counter's first value is no rate: it takes one more request there, which comes when its ejection is over.
