@@ -17,6 +17,8 @@ from ansible_runs import BIN, collection_module, controller, environment  # noqa
 from conftest import ROOT, TARGET, eventually, free_ports, get, tool
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+# Of the gateway's machine. Nothing else of this machine uses it, so a port that is free stays so until somebody listens there.
+GATEWAY = "127.0.0.4"
 PROGRAM = "/usr/local/lib/weighbridge/programs/engine-sim"
 
 
@@ -24,8 +26,9 @@ def envoy_config(ports: dict[str, int]) -> str:
     """The shipped configuration with other ports."""
     text = (ROOT / "envoy" / "envoy.yaml").read_text()
     for shipped, name in {8080: "gateway", 9901: "admin", 7070: "api", 7071: "xds"}.items():
-        text, count = re.subn(rf"port_value: {shipped}\b", f"port_value: {ports[name]}", text)
-        assert count >= 1, f"envoy.yaml names port {shipped} no more"
+        here = f"address: {GATEWAY}, port_value: {ports[name]}"
+        text, count = re.subn(rf"address: 127\.0\.0\.1, port_value: {shipped}\b", here, text)
+        assert count == 1, f"envoy.yaml names port {shipped} no more"
     return text
 
 
@@ -33,8 +36,8 @@ def prober_config(ports: dict[str, int]) -> str:
     """A small, quick one."""
     return yaml.safe_dump(
         {
-            "api": {"listen": f"127.0.0.1:{ports['api']}", "token_file": "/etc/weighbridge/token"},
-            "xds": {"listen": f"127.0.0.1:{ports['xds']}"},
+            "api": {"listen": f"{GATEWAY}:{ports['api']}", "token_file": "/etc/weighbridge/token"},
+            "xds": {"listen": f"{GATEWAY}:{ports['xds']}"},
             "filter": {"wasm": "dist/weighbridge.wasm"},
             "store": {"path": "weighbridge.redb"},
             "probe": {"concurrency": 4, "tokens": 16, "prefill_tokens": 0},
@@ -80,10 +83,10 @@ class Fleet:
                     "prober_config": str(self.here / "weighbridge.yaml"),
                     "envoy_config": str(self.here / "envoy.yaml"),
                     "prober_token": TOKEN,
-                    "prober_url": f"http://127.0.0.1:{self.ports['api']}",
-                    "engine_prober_url": f"http://127.0.0.1:{self.ports['api']}",
+                    "prober_url": f"http://{GATEWAY}:{self.ports['api']}",
+                    "engine_prober_url": f"http://{GATEWAY}:{self.ports['api']}",
                     "engine_prober_token": TOKEN,
-                    "envoy_admin": f"http://127.0.0.1:{self.ports['admin']}",
+                    "envoy_admin": f"http://{GATEWAY}:{self.ports['admin']}",
                     "envoy_drain_s": 60,
                     "engine_programs": [{"src": str(TARGET / "debug" / "engine-sim"), "name": "engine-sim"}],
                     "engine_restart_s": 0.2,
@@ -115,7 +118,7 @@ class Fleet:
     def api(self, path: str, method: str = "GET", body: dict | None = None) -> dict:
         """What the prober's API says."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports['api']}{path}",
+            f"http://{GATEWAY}:{self.ports['api']}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"authorization": f"Bearer {TOKEN}", "content-type": "application/json"},
@@ -125,7 +128,7 @@ class Fleet:
 
     def task(self, name: str) -> dict:
         """Parameters of the module `endpoint`."""
-        url = f"http://127.0.0.1:{self.ports['api']}"
+        url = f"http://{GATEWAY}:{self.ports['api']}"
         return {"url": url, "token": TOKEN, "ca_path": None, "id": name, "reason": "a test", "timeout_s": 30, "last": "refuse"}
 
     def endpoints(self) -> dict[str, dict]:
@@ -137,7 +140,7 @@ class Fleet:
         messages = [{"role": "user", "content": "Hello"}]
         body = {"model": "demo", "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports['gateway']}/v1/chat/completions",
+            f"http://{GATEWAY}:{self.ports['gateway']}/v1/chat/completions",
             data=json.dumps(body).encode(),
             headers={"content-type": "application/json"},
         )
@@ -180,8 +183,8 @@ def fleet(controller, tmp_path_factory):  # noqa: F811
     directory = tmp_path_factory.mktemp("machines")
     running = {}
     try:
-        for number, name in enumerate(["gateway", "gpu-a", "gpu-b"], start=1):
-            running[name] = machines.Machine(name, f"127.0.0.{number}", directory)
+        for name, address in {"gateway": GATEWAY, "gpu-a": "127.0.0.2", "gpu-b": "127.0.0.3"}.items():
+            running[name] = machines.Machine(name, address, directory)
         ports = dict(zip(["gateway", "admin", "api", "xds", "a0", "a1", "b0"], free_ports(7)))
 
         def engine(name: str, host: str, gpus: list[int], profile: str) -> dict:

@@ -6,7 +6,6 @@ but its ports: the network is shared, each has a loopback address of its own.
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -30,9 +29,15 @@ def why_not() -> str | None:
     return None if tried.returncode == 0 else f"no namespaces: {tried.stderr.strip()}"
 
 
-def _child(pid: int) -> int | None:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else None
+def _systemd(pid: int) -> int | None:
+    """The systemd that this process has become or started; nothing as long as there is none."""
+    try:
+        while Path(f"/proc/{pid}/comm").read_text().strip() != "systemd":
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        # No child yet, or one of those that boot starts and that have ended meanwhile.
+        return None
+    return pid
 
 
 class Machine:
@@ -43,6 +48,7 @@ class Machine:
         self._group = f"weighbridge-test-{name}-{os.getpid()}"
         root = directory / name
         root.mkdir()
+        self._pid: int | None = None
         self.console = directory / f"{name}.console"
         seen = [ROOT, TARGET, (ROOT / ".tools").resolve(), Path(sys.base_prefix)]
         with self.console.open("wb") as console:
@@ -56,21 +62,17 @@ class Machine:
                 start_new_session=True,
             )
         try:
-            self._pid = self._booted()
+            self._booted()
         except BaseException:
             self.stop()
             raise
 
-    def _booted(self, deadline_s: float = 30.0) -> int:
+    def _booted(self, deadline_s: float = 30.0) -> None:
         end = time.monotonic() + deadline_s
         while time.monotonic() < end and self._outer.poll() is None:
-            pid = self._outer.pid
-            while pid is not None and Path(f"/proc/{pid}/comm").read_text().strip() != "systemd":
-                pid = _child(pid)
-            if pid is not None:
-                self._pid = pid
-                if self.run("systemctl", "is-active", "multi-user.target", check=False).strip() == "active":
-                    return pid
+            self._pid = _systemd(self._outer.pid)
+            if self._pid and self.run("systemctl", "is-active", "multi-user.target", check=False).strip() == "active":
+                return
             time.sleep(0.05)
         raise AssertionError(f"{self.name} did not boot: {self.console.read_text()}")
 
@@ -102,12 +104,8 @@ class Machine:
     def stop(self) -> None:
         """Ends it and everything that runs there."""
         if self._outer.poll() is None:
-            # Process 1 ends, and the kernel ends the rest of its namespace.
-            inner = _child(self._outer.pid) if not SUDO else None
-            if inner is not None:
-                os.kill(inner, signal.SIGKILL)
-            else:
-                subprocess.run([*SUDO, "kill", "-KILL", str(self._pid)], check=False)
+            # Process 1 ends, and the kernel ends the rest of its namespace. Without one yet, unshare ends, and boot with it.
+            subprocess.run([*SUDO, "kill", "-KILL", str(self._pid or self._outer.pid)], check=False)
             self._outer.wait(20)
         sweep = 'mount -t cgroup2 groups /mnt && find "/mnt/$1" -depth -type d -exec rmdir {} +'
         subprocess.run([*SUDO, "unshare", "--mount", "sh", "-c", sweep, "sweep", self._group], capture_output=True, check=False)
