@@ -6,7 +6,11 @@
 //! |---|---|
 //! | 2xx | a success; `healthy_after` in a row bring it back |
 //! | connection refused | proof that no process listens there: it is unhealthy at once |
-//! | anything else: no answer in time, no way to it, another status | a failure; `unhealthy_after` in a row |
+//! | another status | a failure; `unhealthy_after` in a row |
+//! | no answer in time, no way to it | the same, counted from the last proof that it generates |
+//!
+//! The last line is for a prober that has lost its way to engines that the Envoys go on reaching: nobody is closed for that. An
+//! engine that is lost completes no answers, so it costs nothing.
 //!
 //! While it does not answer it is checked twice a second or more, so that it is back within about a second of being well.
 
@@ -26,11 +30,14 @@ pub struct CheckFailure {
     pub message: String,
     /// What that tells of the process.
     pub loss: Loss,
+    /// Whether the engine itself has said so.
+    pub answered: bool,
 }
 
 impl From<EngineError> for CheckFailure {
     fn from(error: EngineError) -> Self {
-        CheckFailure { loss: error.loss(), message: error.to_string() }
+        let answered = matches!(error, EngineError::Status { .. });
+        CheckFailure { loss: error.loss(), answered, message: error.to_string() }
     }
 }
 
@@ -43,6 +50,8 @@ pub struct Health {
     answers: bool,
     /// Checks in a row that contradict it.
     streak: u32,
+    /// When the last of them was, Unix ms.
+    at_ms: u64,
     /// What the failures since it was last seen to live tell of its process.
     loss: Loss,
     /// What the last check said, when it failed.
@@ -64,7 +73,7 @@ impl Health {
     /// Healthy until a check says otherwise: a prober that starts must not close a fleet that serves.
     pub(super) fn unchecked() -> Self {
         let tokens = Tokens::default();
-        Health { checked: false, answers: true, streak: 0, loss: Loss::None, last_error: None, tokens }
+        Health { checked: false, answers: true, streak: 0, at_ms: 0, loss: Loss::None, last_error: None, tokens }
     }
 
     /// The verdict.
@@ -107,6 +116,11 @@ impl Health {
         self.tokens.begin(now_ms);
         let (ok, failure) = (result.is_ok(), result.err());
         let loss = failure.as_ref().map_or(Loss::None, |failure| failure.loss);
+        let silent = failure.as_ref().is_some_and(|failure| !failure.answered && loss != Loss::Certain);
+        if silent && self.answers && self.tokens.proven_since(self.at_ms) {
+            self.streak = 0;
+        }
+        self.at_ms = now_ms;
         self.loss = self.loss.max(loss);
         self.last_error = failure.map(|failure| failure.message);
         let enough = match (ok, loss) {
@@ -141,7 +155,7 @@ mod tests {
     }
 
     fn failed(loss: Loss) -> Result<(), CheckFailure> {
-        Err(CheckFailure { message: "no".into(), loss })
+        Err(CheckFailure { message: "no".into(), loss, answered: false })
     }
 
     #[test]
@@ -160,6 +174,35 @@ mod tests {
         health.check(failed(Loss::Certain), &settings, 0);
         assert!(!health.healthy());
         assert_eq!(health.last_error(), Some("no"));
+    }
+
+    #[test]
+    fn whoever_completes_answers_is_not_closed_for_silence() {
+        let (mut health, settings) = (Health::unchecked(), settings());
+        for second in 1..30 {
+            health.check(failed(if second % 2 == 0 { Loss::None } else { Loss::Suspected }), &settings, 1_000 * second);
+            health.tokens.proven(1_000 * second + 500);
+            assert!(health.healthy() && !health.is_sound(), "second {second}");
+        }
+        // The last proof is older than the second of these.
+        for second in 30..33 {
+            assert!(health.healthy());
+            health.check(failed(Loss::None), &settings, 1_000 * second);
+        }
+        assert!(!health.healthy());
+
+        // What the engine says itself, and a port where nobody listens, count whatever was answered.
+        let said = || Err(CheckFailure { message: "503".into(), loss: Loss::None, answered: true });
+        let mut health = Health::unchecked();
+        for second in 1..4 {
+            health.tokens.proven(1_000 * second);
+            health.check(said(), &settings, 1_000 * second);
+        }
+        assert!(!health.healthy());
+        let mut health = Health::unchecked();
+        health.tokens.proven(1_000);
+        health.check(failed(Loss::Certain), &settings, 1_000);
+        assert!(!health.healthy());
     }
 
     #[test]

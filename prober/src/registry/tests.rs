@@ -141,7 +141,7 @@ fn settings() -> config::Health {
 }
 
 fn failed(loss: Loss) -> Result<(), CheckFailure> {
-    Err(CheckFailure { message: "no".into(), loss })
+    Err(CheckFailure { message: "no".into(), loss, answered: false })
 }
 
 #[test]

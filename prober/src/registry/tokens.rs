@@ -91,6 +91,11 @@ impl Tokens {
         *self = Tokens { count, proven_ms: Some(now_ms), from_ms: Some(now_ms), ..Tokens::default() };
     }
 
+    /// Whether they have come after that moment.
+    pub(super) fn proven_since(&self, at_ms: u64) -> bool {
+        self.proven_ms.is_some_and(|proven_ms| proven_ms > at_ms)
+    }
+
     /// The engine's count, where it tells. One that has fallen is that of another life.
     pub(super) fn counted(&mut self, count: Option<u64>, now_ms: u64) {
         let before = std::mem::replace(&mut self.count, count);

@@ -294,3 +294,27 @@ async fn a_refused_connection_is_proof_and_a_late_answer_is_not() {
     in_state(&prober, "b", "unhealthy").await;
     assert_eq!(prober.endpoint("a").await.unwrap()["state"], "ready");
 }
+
+// A prober that has lost its way to an engine must not close what serves.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_completes_answers_is_not_closed_for_silent_checks() {
+    let (a, b) = (engine("a", even()).await, engine("b", even()).await);
+    let mut site = Site::new(&[&a, &b]);
+    // Two seconds of silence close it.
+    site.config["health"] = json!({"interval": "100ms", "timeout": "100ms", "unhealthy_after": 20});
+    let (prober, envoy) = site.start(2).await;
+    a.set_fault(Fault { requests: false, health: true, ..Fault::hang() });
+    let mut served = 0;
+    // About a twentieth of a second each, two at a time: three times as long as silence may last.
+    while served < 240 {
+        let report = load::closed_loop(envoy.gateway(), 4, 40, |_| chat()).await;
+        assert_eq!(report.ok(), 40, "{:?}", report.by_status());
+        let by_a = report.by_engine().get("a").copied().unwrap_or_default();
+        assert!(by_a > 0, "a was closed after {served} answers");
+        served += by_a;
+    }
+    assert!(prober.endpoint("a").await.unwrap()["health"]["last_error"].is_string(), "its checks were late meanwhile");
+    // Nothing comes from it any more.
+    in_state(&prober, "a", "unhealthy").await;
+    answered_by(&envoy, &["b"]).await;
+}
