@@ -305,10 +305,10 @@ async fn whoever_completes_answers_is_not_closed_for_silent_checks() {
     let (prober, envoy) = site.start(2).await;
     a.set_fault(Fault { requests: false, health: true, ..Fault::hang() });
     let mut served = 0;
-    // About a twentieth of a second each, two at a time: three times as long as silence may last.
-    while served < 240 {
-        let report = load::closed_loop(envoy.gateway(), 4, 40, |_| chat()).await;
-        assert_eq!(report.ok(), 40, "{:?}", report.by_status());
+    // A sixth of a second each, two at a time there: three times as long as silence may last.
+    while served < 80 {
+        let report = load::closed_loop(envoy.gateway(), 4, 24, |_| Call::chat("m", "hello", 32)).await;
+        assert_eq!(report.ok(), 24, "{:?}", report.by_status());
         let by_a = report.by_engine().get("a").copied().unwrap_or_default();
         assert!(by_a > 0, "a was closed after {served} answers");
         served += by_a;
