@@ -3,7 +3,7 @@
 //! - [`Bootstrap`]: the shipped files and what may be changed about them.
 //! - [`address`]: where something listens, or is to be reached.
 //! - [`room`]: how large a body may be.
-//! - [`print`]: as people read it.
+//! - [`mod@print`]: as people read it.
 //! - [`secure`]: TLS towards the prober.
 
 pub mod address;

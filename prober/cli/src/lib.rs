@@ -1,6 +1,6 @@
 //! The command line of Weighbridge.
 //!
-//! - [`args`]: the options; [`reference`]: the page about them.
+//! - [`args`]: the options; [`mod@reference`]: the page about them.
 //! - [`commands`]: what each command does; [`exit`]: how it ends.
 //! - [`client`], [`events`], [`fleet`]: what the prober says.
 //! - [`view`], [`progress`], [`table`]: how that looks (pure).
