@@ -1,14 +1,16 @@
 //! The configuration file: read strictly, checked whole, and turned into values that cannot be wrong.
 //!
 //! [`Config::parse`] reports everything that is wrong with a file at once, each with its field, the value, and what was
-//! expected: fields that do not exist and values of another type ([`shape`]), then values that cannot be ([`checked`]).
+//! expected: fields that do not exist ([`fields`]) and values of another type ([`shape`]), then values that cannot be ([`checked`]).
 //! Only what is not YAML ends the reading.
 
 mod checked;
+mod fields;
 mod health;
 mod networks;
 mod raw;
 mod reach;
+pub mod reference;
 mod shape;
 mod signals;
 

@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use weighbridge_prober::config::Config;
+use weighbridge_prober::config::{self, Config};
 use weighbridge_prober::explain;
 
 /// Measures every endpoint and tells every Envoy.
@@ -19,11 +19,14 @@ struct Options {
     command: Option<Command>,
 
     /// Serve with this configuration.
-    #[arg(long, value_name = "FILE", required_unless_present = "check", conflicts_with = "check")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["check", "schema"], conflicts_with = "check")]
     config: Option<PathBuf>,
     /// Only say what is wrong with this configuration, and exit with 1 when something is.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
+    /// Print the JSON schema of configurations, for editors, and exit.
+    #[arg(long, conflicts_with_all = ["config", "check"])]
+    schema: bool,
 }
 
 #[derive(Subcommand)]
@@ -81,6 +84,10 @@ async fn main() -> anyhow::Result<ExitCode> {
     }
     if let Some(path) = &options.check {
         return check(path);
+    }
+    if options.schema {
+        println!("{:#}", config::reference::schema()?);
+        return Ok(ExitCode::SUCCESS);
     }
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();

@@ -125,6 +125,7 @@ pub(super) async fn take(
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct DecisionsQuery {
     /// Of this pool.
     pool: Option<String>,

@@ -24,6 +24,7 @@ const MAX_REASON: usize = 500;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct ProbeQuery {
     /// Answer when the probe is done, with its result.
     #[serde(default)]

@@ -1,17 +1,17 @@
-//! The configuration file as it is written, once [`super::shape`] has made sure that it can be read.
+//! The configuration file as it is written, and the defaults of what is not, once [`super::shape`] has made sure that it can be read.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use weighbridge_routing::snapshot::wire;
 
 use super::EngineTls;
 use crate::caps::{Mode, Sizing};
 use crate::store::redis::redacted;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Config {
     #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) struct Config {
     pub(super) pools: Vec<Pool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Api {
     pub(super) listen: SocketAddr,
@@ -49,7 +49,7 @@ pub(super) struct Api {
     pub(super) tls: Option<Tls>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Tls {
     pub(super) cert_file: PathBuf,
@@ -63,7 +63,7 @@ impl Default for Api {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Xds {
     pub(super) listen: SocketAddr,
@@ -76,7 +76,7 @@ impl Default for Xds {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Filter {
     pub(super) wasm: PathBuf,
@@ -96,7 +96,7 @@ impl Default for Filter {
     }
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Store {
     pub(super) path: Option<PathBuf>,
@@ -118,7 +118,7 @@ impl fmt::Debug for Store {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Decisions {
     pub(super) per_second: u32,
@@ -131,7 +131,7 @@ impl Default for Decisions {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Probe {
     pub(super) concurrency: u32,
@@ -159,7 +159,7 @@ impl Default for Probe {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Health {
     pub(super) path: String,
@@ -185,7 +185,7 @@ impl Default for Health {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Drain {
     pub(super) deadline: String,
@@ -197,7 +197,7 @@ impl Default for Drain {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Signals {
     pub(super) interval: String,
@@ -211,7 +211,7 @@ impl Default for Signals {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Dcgm {
     pub(super) node: Option<String>,
@@ -221,7 +221,7 @@ pub(super) struct Dcgm {
     pub(super) gpus: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Pool {
     pub(super) name: String,
@@ -241,7 +241,7 @@ pub(super) struct Pool {
     pub(super) endpoints: Vec<Endpoint>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Admission {
     pub(super) base_cap: u32,
@@ -276,7 +276,7 @@ impl Default for Admission {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PassiveHealth {
     pub(super) consecutive_failures: u32,
@@ -307,7 +307,7 @@ impl Default for PassiveHealth {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Endpoint {
     pub(super) id: String,

@@ -1,14 +1,17 @@
-//! Which fields a configuration file may have, and of which type each is. [`tidy`] reports everything that does not fit,
-//! and leaves behind what serde reads without complaint: a file is told all its errors at once, which serde, stopping at
+//! Whether a file has the fields that a configuration may have ([`super::fields`]), each of its type. [`tidy`] reports everything
+//! that does not fit, and leaves behind what serde reads without complaint: a file is told all its errors at once, which serde, stopping at
 //! the first, cannot do.
 
 use serde_yaml_ng::{Mapping, Value};
 
+use super::fields::{FILE, Field};
 use super::{FieldError, Stands};
 
 /// A type of value.
-enum Kind {
+pub(super) enum Kind {
     Text,
+    /// Text that is one of these; which, the filter's own rules say when the values are checked.
+    OneOf(&'static [&'static str]),
     /// Text such as `2s`.
     Duration,
     /// Text such as `16MiB`, or a number of bytes.
@@ -29,190 +32,10 @@ enum Kind {
     Section(&'static [Field]),
 }
 
-struct Field {
-    name: &'static str,
-    kind: Kind,
-    required: bool,
-}
-
-const fn field(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, required: false }
-}
-
-const fn required(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, required: true }
-}
-
-/// A configuration file.
-static FILE: Kind = Kind::Section(&[
-    field(
-        "api",
-        Kind::Section(&[
-            field("listen", Kind::Listen),
-            field("token_file", Kind::Text),
-            field("key_dir", Kind::Text),
-            field("tls", TLS),
-        ]),
-    ),
-    field("xds", Kind::Section(&[field("listen", Kind::Listen), field("tls", TLS)])),
-    field(
-        "filter",
-        Kind::Section(&[
-            field("wasm", Kind::Text),
-            field("max_body", Kind::Size),
-            field("client_headers", Kind::List(&Kind::Text)),
-            field("prefix_bytes", Kind::Size),
-        ]),
-    ),
-    field("store", Kind::Section(&[field("path", Kind::Text), field("redis", Kind::Text)])),
-    field(
-        "probe",
-        Kind::Section(&[
-            field("concurrency", Kind::Count),
-            field("tokens", Kind::Count),
-            field("prefill_tokens", Kind::Count),
-            field("interval", Kind::Duration),
-            field("keep", Kind::Duration),
-            field("timeout", Kind::Duration),
-            field("sweep_max", Kind::Count),
-            field("clamp", Kind::Bounds),
-        ]),
-    ),
-    field(
-        "health",
-        Kind::Section(&[
-            field("path", Kind::Text),
-            field("interval", Kind::Duration),
-            field("timeout", Kind::Duration),
-            field("unhealthy_after", Kind::Count),
-            field("healthy_after", Kind::Count),
-            field("generate_every", Kind::Duration),
-            field("generate_timeout", Kind::Duration),
-        ]),
-    ),
-    field("drain", Kind::Section(&[field("deadline", Kind::Duration)])),
-    field("decisions", Kind::Section(&[field("per_second", Kind::Count), field("keep", Kind::Count)])),
-    field(
-        "signals",
-        Kind::Section(&[
-            field("interval", Kind::Duration),
-            field("average_over", Kind::Duration),
-            field("dcgm", Kind::List(&DCGM)),
-        ]),
-    ),
-    field("networks", Kind::List(&Kind::Text)),
-    field("envoy_admin", Kind::List(&Kind::Text)),
-    field("pools", Kind::List(&POOL)),
-]);
-
-const TLS: Kind = Kind::Section(&[
-    required("cert_file", Kind::Text),
-    required("key_file", Kind::Text),
-    field("client_ca_file", Kind::Text),
-]);
-
-static POOL: Kind = Kind::Section(&[
-    required("name", Kind::Text),
-    required("models", Kind::List(&Kind::Text)),
-    field("served_model", Kind::Text),
-    field("adapters", Kind::List(&Kind::Text)),
-    field(
-        "policy",
-        Kind::Section(&[
-            field("name", Kind::Text),
-            field("choices", Kind::Choices),
-            field("score", SCORE),
-            field(
-                "shadow",
-                Kind::Section(&[required("name", Kind::Text), field("choices", Kind::Choices), field("score", SCORE)]),
-            ),
-            field(
-                "canary",
-                Kind::Section(&[
-                    required("name", Kind::Text),
-                    field("choices", Kind::Choices),
-                    field("score", SCORE),
-                    required("percent", Kind::Number),
-                ]),
-            ),
-        ]),
-    ),
-    field(
-        "affinity",
-        Kind::Section(&[
-            field("enabled", Kind::Flag),
-            field("cold", Kind::Word(&["policy", "hash"])),
-            field("k", Kind::Number),
-            field("max_share", Kind::Number),
-            field("kv_tokens", Kind::Large),
-            field("prefill_tps", Kind::Number),
-        ]),
-    ),
-    field(
-        "admission",
-        Kind::Section(&[
-            field("base_cap", Kind::Count),
-            field("cap", Kind::Word(&["weight", "measured"])),
-            field("min_tps", Kind::Number),
-            field("queue", Kind::Count),
-            field("queue_bytes", Kind::Size),
-            field("max_wait", Kind::Duration),
-            field("ageing", Kind::Duration),
-            field("prefill_budget", Kind::Count),
-            field("fairness", Kind::Text),
-            field("spill_to", Kind::Text),
-        ]),
-    ),
-    field(
-        "passive_health",
-        Kind::Section(&[
-            field("consecutive_failures", Kind::Count),
-            field("failure_percent", Kind::Count),
-            field("min_requests", Kind::Count),
-            field("ejection", Kind::Duration),
-            field("max_ejection", Kind::Duration),
-            field("max_ejected_percent", Kind::Count),
-            field("cool_down", Kind::Duration),
-            field("max_cool_down", Kind::Duration),
-            field("silent_after", Kind::Duration),
-        ]),
-    ),
-    field("endpoints", Kind::List(&ENDPOINT)),
-]);
-
-const SCORE: Kind = Kind::Section(&[
-    field("active", Kind::Number),
-    field("queue", Kind::Number),
-    field("latency", Kind::Number),
-    field("job", Kind::Number),
-    field("throughput", Kind::Number),
-    field("kv", Kind::Number),
-    field("gpu", Kind::Number),
-]);
-
-static DCGM: Kind = Kind::Section(&[
-    required("url", Kind::Text),
-    field("node", Kind::Text),
-    field("endpoint", Kind::Text),
-    field("gpus", Kind::List(&Kind::Text)),
-]);
-
-static ENDPOINT: Kind = Kind::Section(&[
-    required("id", Kind::Text),
-    required("address", Kind::Text),
-    field("node", Kind::Text),
-    field("launch_args", Kind::Text),
-    field("context_window", Kind::Count),
-    field("max_in_flight", Kind::Count),
-    field("tls", Kind::Section(&[field("sni", Kind::Text), field("ca_file", Kind::Text)])),
-    field("api_key_file", Kind::Text),
-    field("api_key_env", Kind::Text),
-]);
-
 impl Kind {
     fn expected(&self) -> String {
         match self {
-            Kind::Text => "text, in quotes where it looks like something else".into(),
+            Kind::Text | Kind::OneOf(_) => "text, in quotes where it looks like something else".into(),
             Kind::Duration => "a duration, such as 2s or 6h".into(),
             Kind::Size => "a size, such as 16MiB".into(),
             Kind::Flag => "true or false".into(),
@@ -231,7 +54,7 @@ impl Kind {
     /// Whether a value is of this type, apart from what is inside a list or section.
     fn fits(&self, value: &Value) -> bool {
         match self {
-            Kind::Text | Kind::Duration => value.is_string(),
+            Kind::Text | Kind::OneOf(_) | Kind::Duration => value.is_string(),
             Kind::Size => value.is_string() || value.is_u64(),
             Kind::Flag => value.is_bool(),
             Kind::Count => is_count(value),
@@ -249,7 +72,7 @@ impl Kind {
     }
 
     /// What stands in for a required value that is missing or wrong, so that the rest can be read.
-    fn stand_in(&self) -> Value {
+    pub(super) fn stand_in(&self) -> Value {
         match self {
             Kind::List(_) => Value::Sequence(Vec::new()),
             Kind::Number => 0.into(),
@@ -318,7 +141,7 @@ fn tidy_section(section: &mut Mapping, fields: &[Field], path: &str, errors: &mu
         }
         known
     });
-    for Field { name, kind, required } in fields {
+    for Field { name, kind, required, .. } in fields {
         match section.get_mut(name) {
             // Written without a value: as good as not written.
             None | Some(Value::Null) if *required => {

@@ -1,0 +1,2 @@
+pub(crate) mod codes;
+pub(crate) mod openapi;
