@@ -29,6 +29,14 @@ pub struct File {
     verified: Arc<AtomicBool>,
 }
 
+/// The format of what is in the file, under one key: what each table holds, and how its values read. It rises when an older
+/// prober would read values wrong or lose them; a new table or a new field that may be missing does not raise it. A file
+/// that says nothing is from before there was such a key, and of format 1.
+const META: TableDefinition<'static, &'static str, &'static str> = TableDefinition::new("meta");
+const FORMAT_KEY: &str = "format";
+/// What this prober writes, and the newest that it reads.
+const FORMAT: u32 = 1;
+
 fn definition(table: Table) -> TableDefinition<'static, &'static str, &'static str> {
     TableDefinition::new(table.name())
 }
@@ -54,6 +62,16 @@ impl<E: Into<redb::Error>> From<E> for Cause {
     }
 }
 
+/// What the file says of its format.
+fn format(database: &Database) -> Result<Option<String>, redb::Error> {
+    let read = database.begin_read()?;
+    match read.open_table(META) {
+        Ok(meta) => Ok(meta.get(FORMAT_KEY)?.map(|format| format.value().to_owned())),
+        Err(TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// What is no database, or ends too early, says so in these words.
 fn is_not_ours(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
@@ -70,11 +88,13 @@ impl File {
     fn open(&self) -> Result<Database, StoreError> {
         let failed = |reason: String| StoreError::Open { path: self.path.to_path_buf(), reason };
         match Database::create(&*self.path).and_then(|database| self.verified(database)) {
-            Ok(database) => Ok(database),
+            Ok(database) => self.not_newer(database),
             // Somebody else has it: moving it away would take it from under them.
             Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch) => {
                 Err(failed("another process has it open".into()))
             }
+            // Of another version of the database: nothing is wrong with it.
+            Err(error @ DatabaseError::UpgradeRequired(_)) => Err(failed(error.to_string())),
             Err(error) if self.is_damaged(&error) => {
                 self.put_aside(&error.to_string())?;
                 Database::create(&*self.path).map_err(|error| failed(error.to_string()))
@@ -94,12 +114,28 @@ impl File {
         Ok(database)
     }
 
+    /// A newer prober's file is left as it is, and refused: moving it aside would lose its pins to whoever only wanted to go back.
+    fn not_newer(&self, database: Database) -> Result<Database, StoreError> {
+        let Ok(Some(format)) = format(&database) else {
+            // What cannot be read is found out, and mended, by whoever reads it.
+            return Ok(database);
+        };
+        match format.parse::<u32>() {
+            Ok(format) if format <= FORMAT => Ok(database),
+            _ => Err(StoreError::Open {
+                path: self.path.to_path_buf(),
+                reason: format!(
+                    "it is of format {format}, and this prober reads formats up to {FORMAT}: a newer one wrote it. Start that one, \
+                     or name another file in store.path (docs/release.md)"
+                ),
+            }),
+        }
+    }
+
     fn is_damaged(&self, error: &DatabaseError) -> bool {
         let damaged = match error {
             DatabaseError::Storage(StorageError::Io(error)) => is_not_ours(error),
-            DatabaseError::Storage(StorageError::Corrupted(_))
-            | DatabaseError::UpgradeRequired(_)
-            | DatabaseError::RepairAborted => true,
+            DatabaseError::Storage(StorageError::Corrupted(_)) | DatabaseError::RepairAborted => true,
             _ => false,
         };
         damaged && self.path.is_file()
@@ -195,6 +231,12 @@ impl Backend for File {
         self.run(move |database| {
             let mut write = database.begin_write()?;
             write.set_two_phase_commit(true);
+            {
+                let mut meta = write.open_table(META)?;
+                if meta.get(FORMAT_KEY)?.is_none() {
+                    meta.insert(FORMAT_KEY, FORMAT.to_string().as_str())?;
+                }
+            }
             for entry in &entries {
                 let mut table = write.open_table(definition(entry.table))?;
                 let newer = table.get(entry.key.as_str())?.is_some_and(|stored| {
