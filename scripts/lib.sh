@@ -10,6 +10,9 @@ cd "$root"
 tools=$root/.tools
 target_dir=${CARGO_TARGET_DIR:-$root/target}
 
+# The target of programs that need nothing of the machine they run on.
+musl_target() { printf '%s-unknown-linux-musl\n' "$(uname -m)"; }
+
 say() { printf '==> %s\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2
@@ -19,3 +22,11 @@ die() {
 # The filter's features that Envoy's V8 has. Named one by one: stripping the module removes the section that lists them.
 wasm_features=(--enable-simd --enable-bulk-memory --enable-sign-ext --enable-nontrapping-float-to-int
     --enable-mutable-globals --enable-multivalue --enable-reference-types)
+
+# Same sources, same bytes, wherever they stand: no path of this machine goes into what is built. Cargo joins this with what
+# .cargo/config.toml says. $1 the target.
+remapped() {
+    local cargo_home=${CARGO_HOME:-$HOME/.cargo} flags
+    flags="'--remap-path-prefix=$cargo_home=/cargo', '--remap-path-prefix=$root=/weighbridge'"
+    printf '%s\n' --config "target.$1.rustflags=[$flags]"
+}
