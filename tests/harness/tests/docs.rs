@@ -1,62 +1,20 @@
 //! What the documentation shows, works: scripts exist, YAML parses, prober configurations pass the prober's own check,
-//! links lead somewhere, packages that are run exist, the page about requests knows every path and every
-//! error, and the one for the on-call person every reason.
+//! links lead somewhere, commands, options, routes and packages that are shown exist, and so do the tests that answers name;
+//! the page about requests knows every path and every error, and the one for the on-call person every reason.
 
-use std::path::{Path, PathBuf};
+mod pages;
+
 use std::process::Command;
 
 use harness::artifacts;
 use weighbridge_routing::api_error::ApiError;
 use weighbridge_routing::eligibility::{Ask, Exclusion};
+use weighbridge_routing::live::table;
 use weighbridge_routing::request::{RequestError, Shape, Style};
 use weighbridge_routing::route::{Reason, Refusal};
+use weighbridge_routing::snapshot;
 
-/// A fenced block: file, language, content.
-struct Block {
-    file: PathBuf,
-    language: String,
-    text: String,
-}
-
-fn pages() -> Vec<PathBuf> {
-    fn collect(directory: &Path, pages: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                collect(&path, pages);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                pages.push(path);
-            }
-        }
-    }
-    let mut pages = vec![artifacts::root().join("README.md"), artifacts::root().join("CHANGELOG.md")];
-    collect(&artifacts::root().join("docs"), &mut pages);
-    pages
-}
-
-fn blocks(language: &str) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for file in pages() {
-        let text = std::fs::read_to_string(&file).unwrap();
-        let mut open: Option<Block> = None;
-        for line in text.lines() {
-            match (line.trim_start().strip_prefix("```"), &mut open) {
-                (Some(language), None) => {
-                    open = Some(Block { file: file.clone(), language: language.trim().into(), text: String::new() });
-                }
-                (Some(_), Some(_)) => blocks.extend(open.take()),
-                (None, Some(block)) => {
-                    block.text.push_str(line);
-                    block.text.push('\n');
-                }
-                (None, None) => {}
-            }
-        }
-        assert!(open.is_none(), "{}: a block is not closed", file.display());
-    }
-    blocks.retain(|block| block.language == language);
-    blocks
-}
+use pages::{anchors, blocks, pages, quoted};
 
 #[test]
 fn every_script_that_is_shown_exists() {
@@ -109,13 +67,41 @@ fn every_relative_link_leads_somewhere() {
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         for (_, rest) in text.match_indices("](").map(|(at, _)| text.split_at(at + 2)) {
-            let link = rest.split(')').next().unwrap_or_default().split('#').next().unwrap_or_default();
-            if link.is_empty() || link.contains("://") {
+            let link = rest.split(')').next().unwrap_or_default();
+            if link.contains("://") {
                 continue;
             }
-            let target = page.parent().unwrap().join(link);
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
             assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+            let found = anchor.is_empty() || anchors(&target).iter().any(|known| known == anchor);
+            assert!(found, "{}: {link}: there is no such heading", page.display());
         }
+    }
+}
+
+#[test]
+fn every_command_that_is_shown_exists_with_its_options() {
+    pages::commands::check();
+}
+
+#[test]
+fn every_route_of_the_prober_that_is_shown_exists() {
+    pages::commands::check_routes();
+}
+
+#[test]
+fn every_answer_to_a_question_names_a_test_that_exists() {
+    pages::faq::check();
+}
+
+#[test]
+fn the_formats_of_a_release_are_those_of_the_code() {
+    let page = std::fs::read_to_string(artifacts::root().join("docs/release.md")).unwrap();
+    let formats = [("snapshot", u64::from(snapshot::FORMAT)), ("live table", u64::from(table::FORMAT))];
+    for (format, now) in formats {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {format} |"))).unwrap_or_default();
+        assert_eq!(row.split('|').nth(3).map(str::trim), Some(now.to_string().as_str()), "{format}: {row}");
     }
 }
 
@@ -142,11 +128,6 @@ fn every_package_that_is_run_exists() {
 
 fn requests_page() -> String {
     std::fs::read_to_string(artifacts::root().join("docs/requests.md")).unwrap()
-}
-
-/// What stands between backticks.
-fn quoted(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
 }
 
 /// The paths in the table of shapes.
