@@ -15,6 +15,7 @@ use crate::service::Service;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct SeriesQuery {
     /// Only points after this time, in Unix ms.
     #[serde(default)]

@@ -126,8 +126,6 @@ pub(crate) fn check() {
                 known(&mut helps, &artifacts::prober().unwrap(), &shown);
                 "weighbridge-prober"
             }
-            // Until the command line is part of the workspace, pages may speak of it and nothing can be asked.
-            "weighbridge" | "dist/weighbridge" if !artifacts::root().join("prober/cli/Cargo.toml").exists() => continue,
             "weighbridge" | "dist/weighbridge" => {
                 known(&mut helps, &dist.join("weighbridge"), &shown);
                 "weighbridge"
