@@ -266,9 +266,10 @@ fn what_is_no_configuration_at_all_is_told() {
     assert!(matches!(Config::parse("a: [").unwrap_err(), ConfigError::Yaml(_)));
     assert!(matches!(Config::parse("a: 1\na: 2").unwrap_err(), ConfigError::Yaml(_)));
     assert_eq!(errors("just text").len(), 2, "{:?}", errors("just text"));
-    for nothing in ["", "# nothing", "pools:", "pools: []"] {
-        assert_eq!(errors(nothing), ["pools is \"[]\": expected at least one pool"], "{nothing:?}");
+    for nothing in ["", "# nothing", "pools:"] {
+        assert_eq!(errors(nothing), ["pools is missing: expected a list"], "{nothing:?}");
     }
+    assert_eq!(errors("pools: []"), ["pools is \"[]\": expected at least one pool"]);
 }
 
 #[test]
