@@ -1,7 +1,6 @@
-// What people do to endpoints: each asks first, says what will happen, and tells what became of it.
+// What people do to endpoints: each asks first, says what will happen, and tells what became of it (`act` answers that).
 
 import * as api from "./api.js";
-import { note } from "./announce.js";
 import { ask } from "./dialog.js";
 import { weight } from "./format.js";
 import { link } from "./router.js";
@@ -11,7 +10,7 @@ const REASON = { name: "reason", label: "Reason", optional: true, help: "For the
 
 /** In force is not stored: the API says which with its status. */
 function done(text, { status }) {
-  note(status === 202 ? `${text} It is in force, but not stored yet: the store does not answer.` : text);
+  return status === 202 ? `${text} It is in force, but not stored yet: the store does not answer.` : text;
 }
 
 /** Those of the pool that take requests, this one left out. */
@@ -139,8 +138,9 @@ export function register(opener, pool) {
     opener,
     act: async (values) => {
       const given = Object.fromEntries(Object.entries(values).filter(([name, value]) => value !== "" || name === "id" || name === "address"));
-      done(`${values.id} is registered.`, await api.register(given));
+      const told = done(`${values.id} is registered.`, await api.register(given));
       location.hash = link("endpoint", values.id);
+      return told;
     },
   });
 }

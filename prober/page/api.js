@@ -46,6 +46,19 @@ export const session = async () => (await call("GET", "/v1/session")).value;
 export const signIn = (token) => call("POST", "/v1/session", { token });
 export const signOut = () => call("DELETE", "/v1/session");
 
+/** Why the events are refused, in words; null when they are not. A browser does not tell a page what its EventSource was answered. */
+export async function refusalOfEvents() {
+  const ask = new AbortController();
+  try {
+    const answer = await fetch("/v1/events", { headers: { accept: "text/event-stream" }, signal: ask.signal });
+    if (answer.ok) return null;
+    return (await answer.json()).error?.message ?? null;
+  } catch {
+    return null;
+  } finally {
+    ask.abort();
+  }
+}
 /** One endpoint with history and curve. */
 export const inFull = async (id) => (await call("GET", endpoint(id))).value;
 /** Samples later than `sinceMs`. */

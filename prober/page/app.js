@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { sayChanges } from "./announce.js";
 import { alarmsView } from "./alarms.js";
 import { decisionsView } from "./decisions.js";
-import { replace } from "./dom.js";
+import { isSeen, replace } from "./dom.js";
 import { endpointView } from "./endpoint.js";
 import { envoysView } from "./envoys.js";
 import { fleetView } from "./fleet.js";
@@ -91,7 +91,10 @@ watch(() => {
     seen = state.fleet;
   }
   frame.update(state);
+  const at = frame.main.contains(document.activeElement) ? document.activeElement : null;
   view?.update(state);
+  // What had the focus has gone: without this, whoever goes by keyboard would begin at the top of the page.
+  if (at !== null && !isSeen(at)) view?.heading.focus({ preventScroll: true });
 });
 addEventListener("hashchange", () => show(false));
 // The skip link is no place of the page: it moves the focus only.

@@ -18,7 +18,7 @@ const placeOf = (burst) => (burst.phase === "settling" ? 1.5 : ORDER.indexOf(bur
 
 /** 0 to 1 of the present phase: by the clock where we know how long it takes, but never past what is left to do. */
 export function progress(burst) {
-  if (burst.phase === "waiting") return 0;
+  if (burst.elsewhere || burst.phase === "waiting") return 0;
   const counted = burst.of > 0 ? burst.done / burst.of : 0;
   if (burst.phase === "sweep" || !burst.expected_ms) return Math.min(1, counted);
   const timed = (now() - burst.phase_begun_ms) / burst.expected_ms;
@@ -27,6 +27,7 @@ export function progress(burst) {
 
 /** In a few words. */
 export function describe(burst) {
+  if (burst.elsewhere) return "another prober measures it";
   if (burst.phase === "waiting") return "until it is idle";
   const name = { warmup: "warm-up", settling: "between the bursts", kept: "kept burst", prefill: "prefill", sweep: "sweep" }[burst.phase] ?? burst.phase;
   return burst.of > 0 ? `${name}, ${burst.done} of ${burst.of}` : name;
@@ -40,7 +41,7 @@ export function burstBar() {
     element,
     update(endpoint) {
       const { burst } = endpoint;
-      show(element, Boolean(burst) && burst.phase !== "waiting");
+      show(element, Boolean(burst) && !burst.elsewhere && burst.phase !== "waiting");
       if (!burst) return;
       // The whole probe, phase by phase, so that the bar only ever grows.
       const whole = (Math.max(0, Math.ceil(placeOf(burst)) - 1) + (burst.phase === "settling" ? 0 : progress(burst))) / (ORDER.length - 1);
@@ -65,12 +66,20 @@ export function burstSteps() {
   });
   const title = h("h2", {}, "Probe");
   const since = h("p", { class: "muted" });
+  const elsewhere = h("p", { hidden: true }, "Another prober measures it; how far is not known here.");
+  const steps = h("ol", { class: "steps" }, rows.map((row) => row.element));
   return {
-    element: h("section", { class: "card probing", "aria-label": "Probe in progress", hidden: true }, h("div", { class: "card-head" }, title, since), h("ol", { class: "steps" }, rows.map((row) => row.element))),
+    element: h("section", { class: "card probing", "aria-label": "Probe in progress", hidden: true }, h("div", { class: "card-head" }, title, since), elsewhere, steps),
     update(endpoint) {
       const { burst } = endpoint;
       show(this.element, Boolean(burst));
       if (!burst) return;
+      show(elsewhere, Boolean(burst.elsewhere));
+      show(steps, !burst.elsewhere);
+      if (burst.elsewhere) {
+        setText(since, "");
+        return;
+      }
       const place = placeOf(burst);
       setText(since, `${burst.kind === "demand" ? "asked for" : burst.kind === "interval" ? "it was time" : "at registration"}${burst.forced ? ", not waiting until idle" : ""} · ${span(Math.max(0, now() - burst.begun_ms))}`);
       for (const [index, { phase, element, figure, bar, word }] of rows.entries()) {

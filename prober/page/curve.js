@@ -59,9 +59,12 @@ function draw({ curve, knee, observed, max_in_flight: cap, cap_source: source },
   };
 }
 
+/** Of an endpoint in full what the plot shows: nothing else makes it draw anew. */
+const shown = ({ curve, knee, observed, max_in_flight, cap_source }) => ({ curve, knee, observed: observed ?? [], max_in_flight, cap_source });
+
 /** `update(endpoint in full)` */
 export function curvePlot() {
   const nothing = "No sweep of concurrency: the pool's caps follow the weights (admission.cap), or the last sweep failed.";
-  const { element, update, leave } = figure("Concurrency", nothing);
-  return { element, leave, update: (endpoint) => update((width) => draw({ ...endpoint, observed: endpoint.observed ?? [] }, width)) };
+  const { element, update, leave } = figure("Concurrency", nothing, draw);
+  return { element, leave, update: (endpoint) => update(shown(endpoint)) };
 }

@@ -46,7 +46,6 @@ function filters(query, search) {
     for (const control of form.querySelectorAll("select, input")) control.value = "";
     search({});
   });
-  form.addEventListener("change", (event) => event.target.tagName === "SELECT" && form.requestSubmit());
   return form;
 }
 
@@ -75,7 +74,9 @@ function item(record, explanation, top, open) {
   const toggle = () => {
     const opening = body.hidden;
     if (opening && body.childElementCount === 0) {
-      body.append(recordInFull(record, explanation), h("p", { class: "muted" }, h("a", { href: link("decisions", "", { request_id: record.request_id ?? "" }) }, "Link to this record")));
+      body.append(recordInFull(record, explanation));
+      // Without an id there is nothing to find it by.
+      if (record.request_id) body.append(h("p", { class: "muted" }, h("a", { href: link("decisions", "", { request_id: record.request_id }) }, "Link to this record")));
     }
     show(body, opening);
     button.setAttribute("aria-expanded", String(opening));

@@ -1,6 +1,10 @@
 // Dialogs with a form: fields with the API's errors beside them, and the focus back where it was.
 
-import { h, show } from "./dom.js";
+import { note } from "./announce.js";
+import { h, isSeen, show } from "./dom.js";
+
+/** Screen readers speak of the focus that comes back first; what is said in the same moment is lost. */
+const SAY_AFTER_MS = 100;
 
 let number = 0;
 
@@ -52,7 +56,9 @@ function build(field) {
 
 /**
  * Asks. `fields` are `{name, label, kind: text|number|check, options, value, help, optional, expects}`, `act(values)` does it and may
- * throw an ApiError, whose message is shown beside the field that it names, else above. `opener` gets the focus afterwards.
+ * throw an ApiError, whose message is shown beside the field that it names, else above; what it answers is said once the dialog is
+ * closed (while it is open, screen readers hear nothing of the rest of the page). `opener` gets the focus afterwards, the view's heading
+ * when it is gone.
  */
 export function ask({ title, text, warning, fields = [], button, danger = false, opener, act }) {
   const parts = fields.map(build);
@@ -95,19 +101,21 @@ export function ask({ title, text, warning, fields = [], button, danger = false,
     }
     submit.disabled = true;
     try {
-      await act(values);
+      const told = await act(values);
       dialog.close();
+      setTimeout(note, SAY_AFTER_MS, told);
     } catch (error) {
       fail(error);
     } finally {
       submit.disabled = false;
     }
   });
-  // A click on the backdrop is a click on the dialog itself.
+  // A click on the backdrop is a click on the dialog itself. The dialog has no padding, and its form scrolls: all else is the form's.
   dialog.addEventListener("pointerdown", (event) => event.target === dialog && dialog.close());
   dialog.addEventListener("close", () => {
     dialog.remove();
-    if (opener?.isConnected) opener.focus();
+    if (isSeen(opener)) opener.focus();
+    else document.querySelector("main h1")?.focus({ preventScroll: true });
   });
   document.body.append(dialog);
   dialog.showModal();

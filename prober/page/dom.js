@@ -49,6 +49,11 @@ export function show(node, shown) {
   if (node.hidden === shown) node.hidden = !shown;
 }
 
+/** Whether it is on the page and takes room there, so that it can have the focus. */
+export function isSeen(node) {
+  return Boolean(node?.isConnected) && node.getClientRects().length > 0;
+}
+
 /** Replaces all children. */
 export function replace(node, ...children) {
   node.replaceChildren(...children.flat().filter(Boolean));

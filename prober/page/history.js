@@ -82,6 +82,5 @@ function draw(history, width) {
 
 /** `update(history)`: newest last, as the API has it. */
 export function historyPlot() {
-  const { element, update, leave } = figure("Probes", "No probe yet.");
-  return { element, leave, update: (history) => update((width) => draw(history, width)) };
+  return figure("Probes", "No probe yet.", draw);
 }

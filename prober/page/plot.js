@@ -43,10 +43,10 @@ export function scrolling(element, name) {
 }
 
 /**
- * A figure. `draw(width)` answers `{drawing, words, columns, rows, readout}`, or null while there is nothing to see; `data-read`
+ * A figure. `drawData(data, width)` answers `{drawing, words, columns, rows, readout}`, or null while there is nothing to see; `data-read`
  * of any part of the drawing is what the readout says while the pointer is there.
  */
-export function figure(title, nothing) {
+export function figure(title, nothing, drawData) {
   const readout = h("p", { class: "readout", "aria-hidden": "true" });
   const place = h("div", { class: "drawing" });
   const rows = h("div", {});
@@ -56,8 +56,14 @@ export function figure(title, nothing) {
   const element = h("figure", { class: "plot" }, h("figcaption", { class: "card-head" }, h("h2", {}, title), legend), place, readout, empty, asTable);
   let draw = () => null;
   let drawn = null;
+  let data = null;
+  let painted = null;
   const paint = () => {
     const width = Math.floor(place.clientWidth);
+    // Else what somebody reads, scrolls or has selected would go from under them with every look at the prober.
+    const mark = `${width} ${data}`;
+    if (mark === painted) return;
+    painted = mark;
     const result = width > 0 ? draw(width) : null;
     drawn = result;
     for (const part of [place, readout, asTable, legend]) part.classList.toggle("gone", result === null && part !== place);
@@ -82,8 +88,10 @@ export function figure(title, nothing) {
   sizes.observe(place);
   return {
     element,
-    update(next) {
-      draw = next;
+    /** Draws what is shown; again only when it is something else. */
+    update(shown) {
+      data = JSON.stringify(shown);
+      draw = (width) => drawData(shown, width);
       paint();
     },
     leave: () => sizes.disconnect(),

@@ -41,13 +41,14 @@ export function shell(onSignOut) {
     at(view) {
       for (const [way, anchor] of ways) setAttribute(anchor, "aria-current", way === (UNDER[view] ?? view) ? "page" : null);
     },
-    update({ fleet, connection: how, receivedMs }) {
+    update({ fleet, connection: how, refusal, receivedMs }) {
       setText(word, { live: "Live", lost: "Not live", connecting: "Connecting" }[how]);
       setAttribute(dot, "data-tone", { live: "good", lost: "bad", connecting: "none" }[how]);
       const lost = how === "lost" && fleet !== null;
-      show(stale, lost);
+      show(stale, lost || refusal !== null);
       // Only once per loss: a live region that changed every second would be read out every second.
-      if (lost) setText(stale, `The connection to the prober is lost. What you see is of ${moment(receivedMs)}.`);
+      const why = refusal === null ? "The connection to the prober is lost." : `The prober sends this page nothing: ${refusal}. Close other windows with it; it tries again by itself.`;
+      if (lost || refusal !== null) setText(stale, fleet === null ? why : `${why} What you see is of ${moment(receivedMs)}.`);
       setAttribute(connection, "title", lost ? `for ${span(Date.now() - receivedMs)}` : null);
       setAttribute(element, "data-stale", lost ? "" : null);
       if (!fleet) return;

@@ -6,6 +6,8 @@ const KEEP_MS = 15 * 60_000;
 export const state = {
   /** `connecting`, `live` or `lost` */
   connection: "connecting",
+  /** Why the prober gives this page no stream, in its words; null as long as it does. */
+  refusal: null,
   /** The document of GET /v1/fleet, once one has come. */
   fleet: null,
   /** When it came, by this machine's clock. */
@@ -74,6 +76,7 @@ export function takeSeries(answer) {
 export function forget() {
   state.fleet = null;
   state.connection = "connecting";
+  state.refusal = null;
   state.series = { endpoints: new Map(), pools: new Map(), latestMs: 0 };
   changed();
 }

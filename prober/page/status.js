@@ -16,7 +16,7 @@ export function statusOf(endpoint) {
     return { tone: leaving?.state === "overdue" ? "bad" : "warn", word, detail: drain?.reason ? `${detail} · ${drain.reason}` : detail };
   }
   if (state === "unhealthy") return { tone: "bad", word: "Unhealthy", detail: health.last_error ?? "" };
-  if (burst) return { tone: "busy", word: burst.phase === "waiting" ? "Waiting to probe" : "Probing", detail: describe(burst) };
+  if (burst) return { tone: "busy", word: burst.phase === "waiting" && !burst.elsewhere ? "Waiting to probe" : "Probing", detail: describe(burst) };
   if (state === "probing") return { tone: "busy", word: "Probing", detail: "" };
   if (state === "new") return { tone: "none", word: "New", detail: "never measured" };
   if (ejected > 0) return { tone: "bad", word: "Ejected", detail: `by ${counted(ejected, "Envoy")}` };

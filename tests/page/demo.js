@@ -1,17 +1,39 @@
-// What the tests of the page stand on: the running demo, a prober by itself, free ports, waiting.
+// What the tests of the page stand on: the running demo, a prober by itself, an engine, free ports, waiting.
 
 import { spawn } from "node:child_process";
-import { createWriteStream, mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { createWriteStream, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { setTimeout as pause } from "node:timers/promises";
+import { between } from "./between.js";
 
 export const ROOT = resolve(import.meta.dirname, "../..");
 const TARGET = process.env.CARGO_TARGET_DIR ?? join(ROOT, "target");
 /** Pictures of the page as the tests have seen it. */
 export const PICTURES = join(TARGET, "page-screenshots");
 mkdirSync(PICTURES, { recursive: true });
+
+const directories = [];
+process.on("exit", (code) => {
+  // Logs and stores of a failed run are kept to be looked at.
+  if (code === 0) for (const directory of directories) rmSync(directory, { recursive: true, force: true });
+  else if (directories.length > 0) console.error(`kept: ${directories.join(" ")}`);
+});
+
+/** A directory that is gone after the tests, unless one failed. */
+export function scratch(name) {
+  const directory = mkdtempSync(join(tmpdir(), `weighbridge-${name}-`));
+  directories.push(directory);
+  return directory;
+}
+
+/** Where the page is: at the API, or, with PAGE_FROM_DISK, at a proxy that has the files of prober/page as they are now. */
+async function paged(api) {
+  if (!process.env.PAGE_FROM_DISK) return { api, close: () => null };
+  const proxy = await between(api, join(ROOT, "prober", "page"));
+  return { api: proxy.origin, close: proxy.close };
+}
 
 /** Loopback ports that nobody listens on now; all different. */
 export async function freePorts(count) {
@@ -42,7 +64,7 @@ export async function eventually(what, check, deadlineMs = 30_000) {
 }
 
 /** A program of ours in a directory of its own, unless one is given; ended by `stop`. */
-function start(program, args, name, directory = mkdtempSync(join(tmpdir(), `weighbridge-${name}-`))) {
+function start(program, args, name, directory = scratch(name)) {
   const log = join(directory, "log");
   const out = createWriteStream(log, { flags: "a" });
   const child = spawn(program, args, { cwd: directory, stdio: ["ignore", "pipe", "pipe"] });
@@ -77,7 +99,24 @@ export async function startDemo() {
     demo.check();
     return (await fetch(`http://${api}/healthz`)).ok;
   });
-  return { ...demo, gateway: `http://${gateway}`, api: `http://${api}` };
+  const page = await paged(`http://${api}`);
+  const stop = async () => {
+    page.close();
+    await demo.stop();
+  };
+  return { ...demo, stop, gateway: `http://${gateway}`, api: page.api };
+}
+
+/** An engine on a port of its own: `{address, stop}`. */
+export async function anEngine() {
+  const [port] = await freePorts(1);
+  const address = `127.0.0.1:${port}`;
+  const engine = start(join(TARGET, "debug", "engine-sim"), ["--listen", address, "--profile", "instant", "--model", "m", "--warm"], "engine");
+  await eventually("the engine", async () => {
+    engine.check();
+    return (await fetch(`http://${address}/health`)).ok;
+  });
+  return { address, stop: engine.stop };
 }
 
 const PROBER = process.env.WEIGHBRIDGE_PROBER ?? join(ROOT, "dist", "weighbridge-prober");
@@ -85,13 +124,14 @@ const PROBER = process.env.WEIGHBRIDGE_PROBER ?? join(ROOT, "dist", "weighbridge
 /** The prober alone, ready to be started, and started again, on the same ports. `config` is its configuration; JSON is YAML, too. */
 export async function aProber(config) {
   const [api, xds] = await freePorts(2);
-  const directory = mkdtempSync(join(tmpdir(), "weighbridge-page-"));
+  const directory = scratch("page");
   const file = join(directory, "prober.yaml");
   const listen = { api: { listen: `127.0.0.1:${api}`, ...config.api }, xds: { listen: `127.0.0.1:${xds}` } };
   writeFileSync(file, JSON.stringify({ ...config, ...listen }));
   let running = null;
+  const page = await paged(`http://127.0.0.1:${api}`);
   return {
-    api: `http://127.0.0.1:${api}`,
+    api: page.api,
     async start() {
       running = start(PROBER, ["--config", file], "prober", directory);
       await eventually("the prober's API", async () => {
@@ -100,5 +140,10 @@ export async function aProber(config) {
       });
     },
     stop: async () => running?.stop(),
+    /** For good. */
+    async end() {
+      page.close();
+      await running?.stop();
+    },
   };
 }

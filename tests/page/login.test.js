@@ -2,12 +2,11 @@
 
 import assert from "node:assert/strict";
 import { randomBytes } from "node:crypto";
-import { mkdtempSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { accessible, launch, open } from "./browser.js";
-import { PICTURES, ROOT, aProber, eventually, freePorts } from "./demo.js";
+import { PICTURES, ROOT, aProber, eventually, freePorts, scratch } from "./demo.js";
 
 let token = randomBytes(24).toString("hex");
 let prober;
@@ -18,7 +17,7 @@ let page;
 
 before(async () => {
   const [engine] = await freePorts(1);
-  tokenFile = join(mkdtempSync(join(tmpdir(), "weighbridge-token-")), "token");
+  tokenFile = join(scratch("token"), "token");
   writeFileSync(tokenFile, `${token}\n`, { mode: 0o600 });
   prober = await aProber({
     api: { token_file: tokenFile },
@@ -33,7 +32,9 @@ before(async () => {
 
 after(async () => {
   await browser?.close();
-  await prober?.stop();
+  await prober?.end();
+  // Kept logs may be; a token never.
+  rmSync(tokenFile, { force: true });
 });
 
 const field = () => page.getByLabel("Token", { exact: true });

@@ -185,7 +185,7 @@ test("a pin by keyboard alone; markup in a reason stays text", async () => {
     await page.keyboard.press("Enter");
     await says(row("pair"), "2.50");
     assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Actions for pair");
-    assert.ok((await page.locator("#said").innerText()).includes("pair is pinned to 2.5."));
+    await says(page.locator("#said"), "pair is pinned to 2.5.");
     await says(row("pair"), markup);
     await other.goto("#/endpoint/pair");
     await says(page.locator("main"), markup);

@@ -3,9 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { changes } from "../../prober/page/announce.js";
+import { progress } from "../../prober/page/burst.js";
 import { ago, count, moment, percent, rate, span, tokens } from "../../prober/page/format.js";
 import { ticks } from "../../prober/page/plot.js";
 import { link, parse } from "../../prober/page/router.js";
+import { statusOf } from "../../prober/page/status.js";
 import { times } from "../../prober/page/timeline.js";
 
 test("figures that are not known are a dash, never a zero", () => {
@@ -59,4 +61,13 @@ test("what is said is what has changed", () => {
   assert.deepEqual(changes(before, after), ["a is draining.", "b is ejected.", "d has joined p.", "c is gone.", "Alarm: 3 changes wait."]);
   // Other words of the same alarm are no news.
   assert.deepEqual(changes(after, { ...after, alarms: [{ ...alarm, message: "4 changes wait" }] }), []);
+});
+
+test("of a probe that another prober runs nothing is made up", () => {
+  const burst = { kind: "demand", phase: "waiting", done: 0, of: 0, begun_ms: 0, phase_begun_ms: 0, expected_ms: 10 };
+  const endpoint = { state: "probing", burst, ejected: 0, cooling_down: 0 };
+  assert.deepEqual(statusOf(endpoint), { tone: "busy", word: "Waiting to probe", detail: "until it is idle" });
+  endpoint.burst = { ...burst, elsewhere: true };
+  assert.deepEqual(statusOf(endpoint), { tone: "busy", word: "Probing", detail: "another prober measures it" });
+  for (const phase of ["waiting", "kept", "sweep"]) assert.equal(progress({ ...burst, phase, of: 4, done: 2, elsewhere: true }), 0);
 });
