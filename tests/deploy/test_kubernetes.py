@@ -73,7 +73,7 @@ def test_every_manifest_is_valid(rendered):
 
 
 def test_pods_are_hardened(rendered):
-    """What the namespace enforces (the restricted standard), and beyond it no token and no writable root."""
+    """The restricted standard, of which the namespace warns, and beyond it no token and no writable root."""
     for pod in pods(rendered):
         spec = pod["spec"]
         assert spec["automountServiceAccountToken"] is False
@@ -166,6 +166,22 @@ def test_the_drop_ins_find_the_prober():
         asked = set(re.findall(r"address: ([\w.-]+), port_value: 707[01]\b", file.read_text()))
         assert asked and asked <= known, file
     assert {port["port"] for port in service["spec"]["ports"]} == {7070, 7071}
+
+
+@pytest.mark.parametrize("overlay, path", [("prober", "/readyz"), ("overlays/standalone", "/readyz"), ("overlays/redis", "/healthz")])
+def test_a_rollout_does_not_wait_for_envoys_that_are_elsewhere(overlay, path):
+    """With several probers each Envoy has one of them: the others are never /readyz."""
+    (prober,) = of(kustomize(KUBERNETES / overlay), "StatefulSet")
+    (container,) = prober["spec"]["template"]["spec"]["containers"]
+    assert (prober["spec"]["replicas"] > 1) == (path == "/healthz")
+    assert container["readinessProbe"]["httpGet"]["path"] == path
+
+
+def test_engines_may_stand_beside_the_prober():
+    (namespace,) = of(kustomize(KUBERNETES / "prober"), "Namespace")
+    labels = namespace["metadata"]["labels"]
+    standards = {name.partition("/")[2]: value for name, value in labels.items() if name.startswith("pod-security.kubernetes.io/")}
+    assert standards == {"enforce": "baseline", "warn": "restricted"}
 
 
 def test_a_config_map_can_carry_the_module():

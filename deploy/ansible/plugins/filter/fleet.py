@@ -7,6 +7,8 @@ import re
 
 KINDS = ("vllm", "sglang", "llamacpp", "custom")
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# An argument that is a key; one that names a file with keys is none.
+KEY = re.compile(r"--?(admin[-_])?api[-_]key(=|$)")
 REQUIRED = ("id", "kind", "port", "pool")
 OPTIONAL = (
     "model",
@@ -53,6 +55,14 @@ def _of_one(where: str, engine) -> list[str]:
     expect("port", _is_port, "a whole number from 1024 to 65535")
     expect("args", words, "a list of words, each on one line")
     expect("command", words, "a list of words, each on one line")
+    for name in ("args", "command"):
+        for word in engine.get(name) if isinstance(engine.get(name), list) else []:
+            if KEY.match(str(word)):
+                # Without its value: this is printed.
+                faults.append(
+                    f"{where}.{name} has {str(word).partition('=')[0]}: expected no key there, since everybody on the host can read the unit, "
+                    f"and the prober shows launch arguments; put it into the file that environment_file names"
+                )
     expect(
         "gpus",
         lambda value: isinstance(value, list)
