@@ -7,7 +7,9 @@ cd "$root"
 # shellcheck source=scripts/versions.env
 . scripts/versions.env
 
-tools=$root/.tools
+# What several checkouts share by a link is one place, whoever looks.
+mkdir -p "$root/.tools"
+tools=$(cd -P "$root/.tools" && pwd)
 target_dir=${CARGO_TARGET_DIR:-$root/target}
 
 # The target of programs that need nothing of the machine they run on.

@@ -88,7 +88,8 @@ pub fn router(service: Arc<Service>, guard: Option<Arc<Guard>>) -> Router {
         .route("/v1/envoys", get(status::envoys))
         .route("/v1/decisions", decisions)
         .route("/v1/signals", post(signals::exchange).layer(DefaultBodyLimit::max(signals::MAX_REPORT)))
-        .layer(middleware::from_fn_with_state(guard.clone(), auth::check));
+        .layer(middleware::from_fn_with_state(guard.clone(), auth::check))
+        .layer(middleware::map_response(auth::keep_nothing));
     let session = get(session::show).post(session::sign_in).delete(session::sign_out);
     let open = Router::new()
         .route("/v1/session", session.layer(DefaultBodyLimit::max(session::MAX_BODY)))

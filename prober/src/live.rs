@@ -40,6 +40,8 @@ const MOST: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Document {
     now_ms: u64,
+    /// The same by the clock that is never set back.
+    read_at: Option<Instant>,
     /// After its opening brace.
     rest: Bytes,
 }
@@ -47,16 +49,22 @@ pub struct Document {
 impl Document {
     /// From an object with at least one field, which was true at this time (Unix ms).
     #[must_use]
-    pub fn new(now_ms: u64, json: Vec<u8>) -> Self {
+    pub fn new(now_ms: u64, read_at: Option<Instant>, json: Vec<u8>) -> Self {
         let mut rest = Bytes::from(json);
         let _brace = rest.split_to(1.min(rest.len()));
-        Document { now_ms, rest }
+        Document { now_ms, read_at, rest }
     }
 
     /// When it was true.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         self.now_ms
+    }
+
+    /// The same by the clock that is never set back: what orders them.
+    #[must_use]
+    pub fn read_at(&self) -> Option<Instant> {
+        self.read_at
     }
 
     /// Its beginning, for a reader who was let in like this.
@@ -111,11 +119,11 @@ impl Live {
 
 impl Watcher {
     /// Waits for a document that is newer than one of this time; `None` when the prober stops.
-    pub async fn newer_than(&mut self, shown_ms: u64) -> Option<Arc<Document>> {
+    pub async fn newer_than(&mut self, shown: Option<Instant>) -> Option<Arc<Document>> {
         loop {
             self.ended.run_until_cancelled(self.newest.changed()).await?.ok()?;
             let document = Arc::clone(&self.newest.borrow_and_update());
-            if document.now_ms > shown_ms {
+            if document.read_at > shown {
                 return Some(document);
             }
         }
@@ -193,26 +201,29 @@ fn readings(registry: &Registry, now_ms: u64) -> Readings {
 mod tests {
     use super::*;
 
-    fn document(now_ms: u64) -> Arc<Document> {
-        Arc::new(Document::new(now_ms, format!(r#"{{"now_ms":{now_ms}}}"#).into_bytes()))
+    /// So many ms after `epoch`, while the clock on the wall runs backwards.
+    fn document(epoch: Instant, ms: u64) -> Arc<Document> {
+        let json = format!(r#"{{"now_ms":{ms}}}"#).into_bytes();
+        Arc::new(Document::new(1_000 - ms, Some(epoch + Duration::from_millis(ms)), json))
     }
 
     #[tokio::test]
     async fn a_slow_stream_finds_the_newest_and_only_that() {
-        let live = Live::default();
+        let (live, epoch) = (Live::default(), Instant::now());
         let mut watcher = live.watch().unwrap();
-        for now_ms in 1..=100 {
-            live.newest.send_replace(document(now_ms));
+        for ms in 1..=100 {
+            live.newest.send_replace(document(epoch, ms));
         }
-        assert_eq!(watcher.newer_than(0).await.unwrap().now_ms(), 100);
+        let shown = watcher.newer_than(None).await.unwrap();
+        assert_eq!(shown.now_ms(), 900);
         // One that was made before the one that the stream has shown, and came later.
-        live.newest.send_replace(document(99));
+        live.newest.send_replace(document(epoch, 99));
         let later = async {
             tokio::task::yield_now().await;
-            live.newest.send_replace(document(101));
+            live.newest.send_replace(document(epoch, 101));
         };
-        let (found, ()) = tokio::join!(watcher.newer_than(100), later);
-        assert_eq!(found.unwrap().now_ms(), 101);
+        let (found, ()) = tokio::join!(watcher.newer_than(shown.read_at()), later);
+        assert_eq!(found.unwrap().now_ms(), 899);
     }
 
     #[tokio::test]
@@ -224,13 +235,13 @@ mod tests {
         watchers.push(live.watch().unwrap());
         live.ended.cancel();
         for watcher in &mut watchers {
-            assert!(watcher.newer_than(0).await.is_none());
+            assert!(watcher.newer_than(None).await.is_none());
         }
     }
 
     #[test]
     fn a_document_is_not_copied_for_each_reader() {
-        let document = document(5);
+        let document = document(Instant::now(), 5);
         assert_eq!(document.rest().as_ptr(), document.rest().as_ptr());
         let whole = [document.opening("none"), document.rest().to_vec()].concat();
         assert_eq!(String::from_utf8(whole).unwrap(), r#"{"auth":"none","now_ms":5}"#);

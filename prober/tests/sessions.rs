@@ -84,6 +84,9 @@ async fn a_session_reads_and_changes_only_what_our_page_asks() {
     assert_eq!(status(browser.as_page(Method::POST, "/v1/endpoints").json(&endpoint("e", 9))).await, 201);
     // Reading is not for pages of other sites either.
     assert_eq!(status(browser.ask(Method::GET, "/v1/fleet").header("origin", "https://evil.example")).await, 403);
+    // What a proxy in front asks for is none of ours; nothing that only some may read is kept on the way.
+    let answer = browser.ask(Method::GET, "/v1/fleet").basic_auth("ops", Some("secret")).send().await.unwrap();
+    assert_eq!((answer.status().as_u16(), &answer.headers()["cache-control"]), (200, &"no-store".parse().unwrap()));
     // A token that is shown is what counts.
     assert_eq!(status(browser.ask(Method::GET, "/v1/fleet").bearer_auth("0123456789abcdeX")).await, 401);
     prober.stop().await;
@@ -105,6 +108,11 @@ async fn signing_in_takes_the_token_and_nothing_else() {
     // Another site's page signs nobody in.
     let foreign = prober.http.post(prober.url("/v1/session")).header("origin", "https://evil.example");
     assert_eq!(code(foreign.json(&json!({"token": TOKEN}))).await, (403, "foreign_origin".into()));
+    // Where a proxy in front ends TLS, the cookie is for TLS all the same.
+    let host = prober.running.api.to_string();
+    let secured = prober.http.post(prober.url("/v1/session")).header("origin", format!("https://{host}"));
+    let secured = secured.json(&json!({"token": TOKEN})).send().await.unwrap();
+    assert!(secured.headers()["set-cookie"].to_str().unwrap().ends_with("; Secure"), "{secured:?}");
     let long = json!({"token": "x".repeat(8_192)});
     assert_eq!(status(prober.http.post(prober.url("/v1/session")).json(&long)).await, 413);
     let view = async |request: RequestBuilder| request.send().await.unwrap().json::<Value>().await.unwrap();

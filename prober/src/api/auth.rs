@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -26,9 +26,16 @@ use super::token::{Guard, Ticket};
 /// Our page sends it with everything that it asks.
 const PAGE: HeaderName = HeaderName::from_static("x-weighbridge-page");
 
-/// What a request shows.
+/// The token that a request shows.
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    headers.get(header::AUTHORIZATION).map(|value| value.as_bytes().strip_prefix(b"Bearer ").unwrap_or_default())
+    // Another scheme is somebody else's, such as that of a proxy in front: it must not hide a session.
+    headers.get(header::AUTHORIZATION)?.as_bytes().strip_prefix(b"Bearer ")
+}
+
+/// What only some may read is kept nowhere: neither by browsers nor by proxies on the way.
+pub(super) async fn keep_nothing(mut answer: Response) -> Response {
+    answer.headers_mut().entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    answer
 }
 
 /// The session that a request is of.

@@ -49,17 +49,17 @@ pub(super) async fn events(
 
 /// The first, then newer ones as they come, until the prober stops, or the reader would not be let in any more.
 fn documents(watcher: Watcher, admitted: Admitted, first: Arc<Document>) -> impl Stream<Item = Arc<Document>> {
-    stream::unfold((watcher, admitted, Some(first), 0), |(mut watcher, admitted, first, shown_ms)| async move {
+    stream::unfold((watcher, admitted, Some(first), None), |(mut watcher, admitted, first, shown)| async move {
         let document = match first {
             Some(first) => first,
             None => tokio::select! {
                 biased;
                 () = admitted.over() => return None,
-                newer = watcher.newer_than(shown_ms) => newer?,
+                newer = watcher.newer_than(shown) => newer?,
             },
         };
-        let shown_ms = document.now_ms();
-        Some((document, (watcher, admitted, None, shown_ms)))
+        let shown = document.read_at();
+        Some((document, (watcher, admitted, None, shown)))
     })
 }
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_of_data() {
-        let document = Document::new(7, br#"{"now_ms":7,"text":"a\nb"}"#.to_vec());
+        let document = Document::new(7, None, br#"{"now_ms":7,"text":"a\nb"}"#.to_vec());
         let text = event(&document, Admission::Token).concat();
         let expected = "event: fleet\nid: 7\ndata: {\"auth\":\"token\",\"now_ms\":7,\"text\":\"a\\nb\"}\n\n";
         assert_eq!(String::from_utf8(text).unwrap(), expected);

@@ -10,6 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Serialize;
+use tokio::time::Instant;
 use utoipa::ToSchema;
 use weighbridge_xds::EnvoyStatus;
 
@@ -29,6 +30,9 @@ use crate::service::{Service, now_ms};
 pub(crate) struct Fleet {
     /// When this was so, in Unix ms.
     now_ms: u64,
+    /// The same by the clock that is never set back.
+    #[serde(skip)]
+    read_at: Option<Instant>,
     /// The snapshot's version.
     version: u64,
     /// As `/readyz` says.
@@ -114,6 +118,8 @@ struct BurstView {
     kept_tps: Option<f64>,
     /// It waits for nothing.
     forced: bool,
+    /// Another prober runs it.
+    elsewhere: bool,
 }
 
 /// One thing that is wrong.
@@ -186,7 +192,7 @@ impl FleetEndpoint {
 }
 
 impl BurstView {
-    fn new(burst: Burst, endpoint: &Endpoint, probe: &config::Probe) -> Self {
+    fn new(burst: Burst, elsewhere: bool, endpoint: &Endpoint, probe: &config::Probe) -> Self {
         let work = Work {
             burst_tokens: u64::from(probe.concurrency) * u64::from(probe.tokens),
             prefill_tokens: prefill_tokens(probe, endpoint.context_window()).into(),
@@ -204,6 +210,7 @@ impl BurstView {
             warmup_tps,
             kept_tps,
             forced,
+            elsewhere,
         }
     }
 }
@@ -211,7 +218,7 @@ impl BurstView {
 impl Fleet {
     /// As it is now. Linear in the endpoints, times the Envoys that report.
     pub(crate) fn of(service: &Service) -> Self {
-        let now_ms = now_ms();
+        let (now_ms, read_at) = (now_ms(), Instant::now());
         let asked = service.asked();
         let alarms = service.alarms().into_iter().map(Into::into).collect();
         let (version, pools, endpoints) = service.read(|registry: &Registry| {
@@ -227,8 +234,9 @@ impl Fleet {
             let endpoints = EndpointView::all(registry, &verdicts).filter_map(|view| {
                 let endpoint = registry.get(view.id()).ok()?;
                 let asked = asked.contains(view.id());
+                let elsewhere = endpoint.burst.is_none();
                 let burst = endpoint.burst.or_else(|| registry.burst_elsewhere(view.id(), asked));
-                let burst = burst.map(|burst| BurstView::new(burst, endpoint, &service.config.probe));
+                let burst = burst.map(|burst| BurstView::new(burst, elsewhere, endpoint, &service.config.probe));
                 let seen = Seen { reporting, shunned: registry.exchange.shunned(view.id(), now_ms) };
                 Some(FleetEndpoint::new(view, endpoint, burst, seen, asked))
             });
@@ -236,6 +244,7 @@ impl Fleet {
         });
         Fleet {
             now_ms,
+            read_at: Some(read_at),
             version,
             ready: Readiness::of(service).ready,
             started_ms: service.started_ms,
@@ -251,12 +260,12 @@ impl Fleet {
     /// As it is sent.
     pub(crate) fn document(&self) -> Document {
         // Serialising what has neither maps with other keys than texts nor failing parts cannot fail.
-        Document::new(self.now_ms, serde_json::to_vec(self).unwrap_or_else(|_| b"{}".to_vec()))
+        Document::new(self.now_ms, self.read_at, serde_json::to_vec(self).unwrap_or_else(|_| b"{}".to_vec()))
     }
 
     /// Without what changes by itself as time goes by: two that are equal then have the same to say.
     pub(crate) fn timeless(mut self) -> Self {
-        self.now_ms = 0;
+        (self.now_ms, self.read_at) = (0, None);
         for endpoint in &mut self.endpoints {
             endpoint.view.forget_age();
         }
@@ -286,8 +295,6 @@ pub(super) async fn alarms(State(service): State<Arc<Service>>) -> Json<AlarmLis
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use weighbridge_routing::exchange::{EndpointReport, PoolReport, Report};
 
     use super::*;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,12 @@ use crate::service::Service;
 
 /// The largest body in bytes: a token has at most 1,024.
 pub(super) const MAX_BODY: usize = 4 << 10;
+
+/// Whether the browser has come over TLS: to the prober itself, or to a proxy in front that ends it. Browsers say so with every POST.
+fn is_secured(service: &Service, headers: &HeaderMap) -> bool {
+    let origin = headers.get(header::ORIGIN).map(|origin| origin.as_bytes());
+    service.config.api_tls.is_some() || origin.is_some_and(|origin| origin.starts_with(b"https://"))
+}
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -40,6 +46,7 @@ pub(super) struct SessionView {
 pub(super) async fn sign_in(
     State(service): State<Arc<Service>>,
     Extension(guard): Extension<Option<Arc<Guard>>>,
+    headers: HeaderMap,
     Body(SignIn { token }): Body<SignIn>,
 ) -> Result<Response, ApiError> {
     let Some(guard) = guard else { return Ok(StatusCode::NO_CONTENT.into_response()) };
@@ -52,7 +59,7 @@ pub(super) async fn sign_in(
     if !guard.sign_in(token.as_bytes(), &cookie, Instant::now()) {
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", "this is not the token"));
     }
-    let set = cookie.to_header(service.config.api_tls.is_some());
+    let set = cookie.to_header(is_secured(&service, &headers));
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, set)]).into_response())
 }
 
@@ -71,6 +78,7 @@ pub(super) async fn sign_out(
     Extension(guard): Extension<Option<Arc<Guard>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let cleared = Cookie::cleared(is_secured(&service, request.headers()));
     if let Some(guard) = guard {
         match auth::admitted(Some(&guard), &request) {
             Ok(admitted) => admitted.sign_out(),
@@ -79,6 +87,5 @@ pub(super) async fn sign_out(
             Err(error) => return Err(error),
         }
     }
-    let cleared = Cookie::cleared(service.config.api_tls.is_some());
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, cleared)]).into_response())
 }

@@ -105,7 +105,7 @@ impl Burst {
             Step::Begins(phase, of) => {
                 (self.phase, self.phase_begun_ms) = (phase, now_ms);
                 (self.done, self.of) = (0, of);
-                if phase == Phase::Warmup {
+                if matches!(phase, Phase::Waiting | Phase::Warmup) {
                     (self.warmup_tps, self.kept_tps) = (None, None);
                 }
             }
@@ -154,7 +154,7 @@ mod tests {
         burst.take(Step::Measured(980.0), 60);
         assert_eq!((burst.done, burst.phase_begun_ms, burst.begun_ms), (0, 50, 10));
         assert_eq!((burst.warmup_tps, burst.kept_tps), (Some(275.0), Some(980.0)));
-        burst.take(Step::Begins(Phase::Warmup, 2), 70);
+        burst.take(Step::Begins(Phase::Waiting, 0), 70);
         assert_eq!((burst.warmup_tps, burst.kept_tps), (None, None));
     }
 
