@@ -270,6 +270,23 @@ def test_envoy_finishes_what_it_serves_before_it_stops(installed):
     eventually("the gateway serves again", installed.ask)
 
 
+def test_a_run_that_failed_half_way_is_made_good_by_the_next(installed):
+    machine, config, module = installed.machines["gateway"], installed.here / "envoy.yaml", installed.here / "filter.wasm"
+    units = ("weighbridge-envoy", "weighbridge-prober")
+    before, good = {unit: machine.unit(unit, "MainPID") for unit in units}, config.read_text()
+    # The same filter with a section that says nothing: installed before the configuration is refused.
+    module.write_bytes((ROOT / "dist" / "weighbridge.wasm").read_bytes() + bytes([0, 2, 1, ord("x")]))
+    changed = ("--limit", "gateway", "--extra-vars", f"envoy_module={module} prober_module={module}")
+    config.write_text("static_resources: 1\n")
+    assert installed.play("site", *changed, check=False).returncode != 0
+    assert machine.unit("weighbridge-envoy", "MainPID") == before["weighbridge-envoy"]
+    config.write_text(good)
+    installed.play("site", *changed)
+    after = {unit: machine.unit(unit, "MainPID") for unit in units}
+    assert all(after[unit] != before[unit] for unit in units), "what was installed is in force"
+    eventually("the gateway serves", installed.ask)
+
+
 class Stream:
     """Requests through the gateway, two at a time, until it ends; what failed."""
 
