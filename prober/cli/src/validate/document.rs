@@ -52,6 +52,9 @@ pub enum NoDocument {
     Dump,
 }
 
+/// The end of the `@type` of a message whose `value` is an object of any kind.
+pub const STRUCT: &str = "google.protobuf.Struct";
+
 const BOOTSTRAP: [&str; 5] = ["static_resources", "dynamic_resources", "admin", "node", "stats_config"];
 const FRAGMENT: [&str; 6] =
     ["early_header_mutation_extensions", "http_filters", "upstream_log", "routes", "clusters", "stats_tags"];
@@ -62,7 +65,7 @@ const PROBER: [&str; 8] = ["pools", "api", "xds", "filter", "store", "probe", "h
 /// # Errors
 /// When it is none.
 pub fn read(text: &str) -> Result<Document, NoDocument> {
-    let root = json(serde_yaml_ng::from_str(text)?)?;
+    let root = json(serde_yaml_ng::from_str(text)?, Keys::Fields)?;
     let has = |names: &[&str]| names.iter().any(|name| root.get(name).is_some());
     match () {
         () if has(&BOOTSTRAP) => Ok(Document::Envoy { root, fragment: false }),
@@ -73,30 +76,50 @@ pub fn read(text: &str) -> Result<Document, NoDocument> {
     }
 }
 
+/// What the keys of an object are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    /// Fields of a message, which protobuf writes either way.
+    Fields,
+    /// Somebody's own, in a `google.protobuf.Struct`: they stay as they are.
+    Own,
+}
+
+/// The most up to which every whole number is a float, too.
+const WHOLE: f64 = 9_007_199_254_740_992.0;
+
 /// As JSON, in snake_case; what Envoy passes over (`!ignore`) is left out.
-fn json(yaml: Yaml) -> Result<Value, NoDocument> {
+fn json(yaml: Yaml, keys: Keys) -> Result<Value, NoDocument> {
     Ok(match yaml {
         Yaml::Null => Value::Null,
         Yaml::Bool(flag) => flag.into(),
         Yaml::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
             (Some(number), ..) => number.into(),
             (_, Some(number), _) => number.into(),
+            // All numbers of a Struct are floats, and protobuf writes the whole ones without a fraction.
+            (.., Some(number)) if keys == Keys::Own && number.fract() == 0.0 && number.abs() < WHOLE => {
+                (number as i64).into()
+            }
             (.., number) => number.map_or(Value::Null, Into::into),
         },
         Yaml::String(text) => text.into(),
-        Yaml::Sequence(list) => Value::Array(list.into_iter().map(json).collect::<Result<_, _>>()?),
+        Yaml::Sequence(list) => Value::Array(list.into_iter().map(|item| json(item, keys)).collect::<Result<_, _>>()?),
         Yaml::Mapping(mapping) => {
             let mut object = Map::new();
+            let kind = mapping.get("@type").and_then(Yaml::as_str);
+            let is_struct = kind.is_some_and(|kind| kind.ends_with(STRUCT));
             for (key, value) in mapping {
                 let Yaml::String(key) = key else { return Err(NoDocument::NotJson("a key that is no text")) };
                 if matches!(&value, Yaml::Tagged(tagged) if tagged.tag == "!ignore") {
                     continue;
                 }
-                object.insert(snake(key), json(value)?);
+                let within = if is_struct && key == "value" { Keys::Own } else { keys };
+                let key = if keys == Keys::Fields { snake(key) } else { key };
+                object.insert(key, json(value, within)?);
             }
             Value::Object(object)
         }
-        Yaml::Tagged(tagged) => json(tagged.value)?,
+        Yaml::Tagged(tagged) => json(tagged.value, keys)?,
     })
 }
 
@@ -151,6 +174,18 @@ mod tests {
         // Names that are no fields stay as they are.
         let named = "node: {}\nstatic_resources: {envoy.filters.http.Router: 1, X-Header: 2, plain: 3}";
         assert_eq!(envoy(named)["static_resources"]["X-Header"], 2);
+    }
+
+    #[test]
+    fn what_is_in_a_struct_stays_as_it_is() {
+        let root = envoy(
+            "node: {metadata: {'@type': type.googleapis.com/google.protobuf.Struct, value: {maxBody: 1.0, a: [{bC: 0.5}]}}}",
+        );
+        let value = &root["node"]["metadata"]["value"];
+        assert_eq!(value.to_string(), serde_json::json!({"maxBody": 1, "a": [{"bC": 0.5}]}).to_string());
+        // Around it, and in a message that is none, they are fields.
+        let root = envoy("node: {'@type': a.B, value: {maxBody: 1.0}}");
+        assert_eq!(root["node"]["value"]["max_body"], 1.0);
     }
 
     #[test]

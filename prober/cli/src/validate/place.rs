@@ -66,6 +66,12 @@ impl<'a> Place<'a> {
         self.text() == Some(text)
     }
 
+    /// Whether it is the name of this header, which has no case.
+    #[must_use]
+    pub fn is_header(&self, name: &str) -> bool {
+        self.text().is_some_and(|text| text.eq_ignore_ascii_case(name))
+    }
+
     /// A flag.
     #[must_use]
     pub fn flag(&self) -> Option<bool> {

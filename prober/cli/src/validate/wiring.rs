@@ -1,9 +1,12 @@
 //! What of an Envoy configuration is ours: where the filter, its routes, the clusters of pools and those of the prober are.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 use weighbridge_bootstrap::{CLUSTER_HEADER, FILTER, PROBER_CLUSTER, XDS_CLUSTER};
 
 use super::Expected;
+use super::document::STRUCT;
 use super::place::Place;
 
 /// The header that names the hosts.
@@ -71,8 +74,33 @@ pub struct Wiring<'a> {
     pub clusters: Vec<Place<'a>>,
     /// Logs of attempts, as the router has them.
     pub attempts: Vec<Place<'a>>,
-    /// The static snapshots of the filters: where, and their content when it is JSON.
-    pub snapshots: Vec<(Place<'a>, Option<Value>)>,
+    /// The static snapshots of the filters.
+    pub snapshots: Vec<StaticSnapshot<'a>>,
+}
+
+/// What a filter is configured with.
+#[derive(Debug)]
+pub struct StaticSnapshot<'a> {
+    /// Where it stands.
+    pub at: Place<'a>,
+    /// What the filter gets.
+    pub text: Cow<'a, str>,
+    /// The same, when it is JSON.
+    pub json: Option<Value>,
+}
+
+impl<'a> StaticSnapshot<'a> {
+    /// A `configuration`: Envoy gives a text as it is, and a Struct as JSON.
+    fn of(configuration: Place<'a>) -> Self {
+        let at = configuration.get("value");
+        let is_struct = configuration.get("@type").text().is_some_and(|kind| kind.ends_with(STRUCT));
+        let text = match at.value().filter(|value| is_struct && value.is_object()) {
+            Some(object) => Cow::Owned(object.to_string()),
+            None => Cow::Borrowed(at.text().unwrap_or_default()),
+        };
+        let json = serde_json::from_str(&text).ok();
+        StaticSnapshot { at, text, json }
+    }
 }
 
 impl<'a> Wiring<'a> {
@@ -88,9 +116,9 @@ impl<'a> Wiring<'a> {
         logs.extend(root.get("upstream_log").items());
         let attempts = logs.into_iter().filter(|log| log.is_a("WasmAccessLog")).collect();
         let mut wiring = Wiring { root, fragment, expected, managers, clusters, attempts, snapshots: Vec::new() };
-        let texts = wiring.filters().map(|wasm| wasm.at(&["configuration", "value"])).filter(Place::exists);
-        wiring.snapshots =
-            texts.map(|at| (at.clone(), at.text().and_then(|text| serde_json::from_str(text).ok()))).collect();
+        let given = wiring.filters().map(|wasm| wasm.get("configuration"));
+        let given = given.filter(|configuration| configuration.get("value").exists());
+        wiring.snapshots = given.map(StaticSnapshot::of).collect();
         wiring
     }
 
@@ -133,9 +161,9 @@ impl<'a> Wiring<'a> {
 
     /// The pools of static snapshots, and where these are.
     pub fn snapshot_pools(&self) -> impl Iterator<Item = (&Place<'a>, &Value)> {
-        self.snapshots.iter().flat_map(|(at, snapshot)| {
-            let pools = snapshot.as_ref().and_then(|snapshot| snapshot.get("pools")?.as_array());
-            pools.into_iter().flatten().map(move |pool| (at, pool))
+        self.snapshots.iter().flat_map(|snapshot| {
+            let pools = snapshot.json.as_ref().and_then(|json| json.get("pools")?.as_array());
+            pools.into_iter().flatten().map(move |pool| (&snapshot.at, pool))
         })
     }
 
@@ -154,17 +182,28 @@ impl<'a> Wiring<'a> {
     /// The services that are asked for what the prober tells.
     #[must_use]
     pub fn services(&self) -> Vec<Place<'a>> {
-        let ads = self.root.at(&["dynamic_resources", "ads_config", "grpc_services"]).items();
-        let ads = ads.into_iter().filter(|service| self.ads_is_ours() || is_of_prober(service));
-        let sources =
-            self.sources().into_iter().flat_map(|source| source.at(&["api_config_source", "grpc_services"]).items());
-        ads.chain(sources).collect()
+        let mut services = if self.ads_is_ours() { self.ads() } else { Vec::new() };
+        for source in self.sources() {
+            services.extend(source.at(&["api_config_source", "grpc_services"]).items());
+        }
+        services
     }
 
-    /// Whether Envoy's ADS is the prober: it leads there by name, or to nobody else's clusters while the filter hears of itself there.
+    fn ads(&self) -> Vec<Place<'a>> {
+        self.root.at(&["dynamic_resources", "ads_config", "grpc_services"]).items()
+    }
+
+    /// Whether Envoy's ADS is the prober: one of its services leads to a cluster whose name begins with `weighbridge`.
     #[must_use]
     pub fn ads_is_ours(&self) -> bool {
-        self.root.at(&["dynamic_resources", "ads_config", "grpc_services"]).items().iter().any(is_of_prober)
+        self.ads().iter().any(is_of_prober)
+    }
+
+    /// Whether this kind of resource (`cds` or `lds`) comes from somewhere, whoever that is.
+    #[must_use]
+    pub fn comes_over(&self, kind: &str) -> bool {
+        let dynamic = self.root.get("dynamic_resources");
+        ["config", "resources_locator"].iter().any(|source| dynamic.get(&format!("{kind}_{source}")).exists())
     }
 
     /// Whether clusters come from the prober.
@@ -220,7 +259,8 @@ pub fn http_options<'a>(cluster: &Place<'a>) -> Place<'a> {
 
 fn looks_at_host(cluster: &Place<'_>) -> bool {
     let sources = override_host(cluster).get("override_host_sources").items();
-    sources.iter().any(|source| source.get("header").text().is_some_and(|header| header.starts_with("x-weighbridge-")))
+    let ours = |name: &str| name.to_ascii_lowercase().starts_with("x-weighbridge-");
+    sources.iter().any(|source| source.get("header").text().is_some_and(ours))
 }
 
 fn is_of_prober(service: &Place<'_>) -> bool {
@@ -280,13 +320,14 @@ fn of_fragment<'a>(root: &Place<'a>) -> Vec<Manager<'a>> {
 
 fn route<'a>(at: Place<'a>, above: &[Place<'a>]) -> Option<Route<'a>> {
     let action = at.get("route");
-    if !action.get("cluster_header").is(CLUSTER_HEADER) {
+    if !action.get("cluster_header").is_header(CLUSTER_HEADER) {
         return None;
     }
     let inherited = above.first().map(|host| host.get("retry_policy")).filter(Place::exists);
     let own = action.get("retry_policy");
     let retries = if own.exists() { own } else { inherited.unwrap_or(own) };
-    let once = at.at(&["match", "headers"]).items().iter().any(|header| header.get("name").is("x-weighbridge-retry"));
+    let matched = at.at(&["match", "headers"]).items();
+    let once = matched.iter().any(|header| header.get("name").is_header("x-weighbridge-retry"));
     let limit = |place: &Place<'a>| place.get("request_body_buffer_limit");
     let inherited = above.first().map(limit).filter(Place::exists);
     let body_limit = if limit(&at).exists() { limit(&at) } else { inherited.unwrap_or_else(|| limit(&at)) };

@@ -14,7 +14,8 @@ pub(super) const MISSING: Rule = Rule {
     trap: "no request is decided",
     change: "put the http_filters of envoy/mesh/envoy-snippet.yaml before the router of the http_connection_manager",
     find: |wiring| {
-        if !wiring.managers.is_empty() || (wiring.fragment && !wiring.root.get("http_filters").exists()) {
+        let elsewhere = wiring.comes_over("lds") || (wiring.fragment && !wiring.root.get("http_filters").exists());
+        if !wiring.managers.is_empty() || elsewhere {
             return Vec::new();
         }
         let at = if wiring.fragment {
@@ -23,6 +24,19 @@ pub(super) const MISSING: Rule = Rule {
             wiring.root.at(&["static_resources", "listeners"])
         };
         vec![Hit::new(&at, "no HTTP filter weighbridge")]
+    },
+};
+
+pub(super) const ELSEWHERE: Rule = Rule {
+    id: "listeners-elsewhere",
+    severity: Warning,
+    trap: "the listeners come over LDS, and neither filter nor routes are checked here",
+    change: "check them as a file with `http_filters:`, `routes:` and what else envoy/mesh/envoy-snippet.yaml has",
+    find: |wiring| {
+        if !wiring.managers.is_empty() || !wiring.comes_over("lds") {
+            return Vec::new();
+        }
+        vec![Hit::new(&wiring.root.at(&["static_resources", "listeners"]), "no HTTP filter weighbridge")]
     },
 };
 
@@ -166,9 +180,9 @@ pub(super) const SNAPSHOT: Rule = Rule {
     change: "correct it; {\"format\": 1, \"version\": 0, \"pools\": []} is the least that does",
     find: |wiring| {
         let mut hits = Vec::new();
-        for (at, _) in &wiring.snapshots {
-            if let Err(error) = Snapshot::from_json(at.text().unwrap_or_default().as_bytes()) {
-                hits.push(Hit::new(at, format!("no snapshot ({error})")));
+        for snapshot in &wiring.snapshots {
+            if let Err(error) = Snapshot::from_json(snapshot.text.as_bytes()) {
+                hits.push(Hit::new(&snapshot.at, format!("no snapshot ({error})")));
             }
         }
         hits
@@ -182,10 +196,10 @@ pub(super) const SNAPSHOT_VERSION: Rule = Rule {
     change: "write \"version\": 0",
     find: |wiring| {
         let mut hits = Vec::new();
-        for (at, snapshot) in &wiring.snapshots {
-            let version = snapshot.as_ref().and_then(|snapshot| snapshot.get("version")?.as_u64()).unwrap_or(0);
+        for snapshot in &wiring.snapshots {
+            let version = snapshot.json.as_ref().and_then(|json| json.get("version")?.as_u64()).unwrap_or(0);
             if version > 0 {
-                hits.push(Hit::new(at, format!("version {version}")));
+                hits.push(Hit::new(&snapshot.at, format!("version {version}")));
             }
         }
         hits
@@ -198,11 +212,14 @@ pub(super) const SNAPSHOT_CLUSTER: Rule = Rule {
     trap: "a request that the static snapshot decides is answered 503",
     change: "name a cluster of static_resources.clusters, such as `<pool>-static`",
     find: |wiring| {
+        // Somebody's CDS may have it. The prober's has it too late for a static snapshot.
+        if wiring.fragment || (wiring.comes_over("cds") && !wiring.clusters_are_told()) {
+            return Vec::new();
+        }
         let mut hits = Vec::new();
         for (at, pool) in wiring.snapshot_pools() {
             let Some(cluster) = cluster_of(pool) else { continue };
-            // A fragment's clusters may be somebody's CDS.
-            if wiring.cluster(cluster).is_none() && !wiring.fragment {
+            if wiring.cluster(cluster).is_none() {
                 hits.push(Hit::new(at, format!("there is no cluster {cluster:?}")));
             }
         }

@@ -14,9 +14,12 @@ const OURS: [&str; 4] = [HOST_HEADER, CLUSTER_HEADER, "x-weighbridge-endpoint", 
 fn removes(mutations: &[Place<'_>], header: &str) -> bool {
     mutations.iter().any(|mutation| {
         let matcher = mutation.at(&["remove_on_match", "key_matcher"]);
-        let begins = matcher.get("prefix").text().is_some_and(|prefix| header.starts_with(prefix));
-        let named = mutation.get("remove").text().is_some_and(|name| name.eq_ignore_ascii_case(header));
-        named || begins || matcher.get("exact").is(header)
+        // Envoy has names in lower case, and a matcher that is not told otherwise takes its text as it stands.
+        let ignores_case = matcher.get("ignore_case").flag() == Some(true);
+        let lower = |text: &str| if ignores_case { text.to_ascii_lowercase() } else { text.to_owned() };
+        let begins = matcher.get("prefix").text().is_some_and(|prefix| header.starts_with(&lower(prefix)));
+        let exact = matcher.get("exact").text().is_some_and(|name| header == lower(name));
+        begins || exact || mutation.get("remove").is_header(header)
     })
 }
 
@@ -61,8 +64,8 @@ pub(super) const TOO_EARLY: Rule = Rule {
         };
         for level in wiring.routes().flat_map(|route| &route.levels) {
             for name in level.get("request_headers_to_remove").items() {
-                if let Some(text) = name.text().filter(|text| [HOST_HEADER, CLUSTER_HEADER].contains(text)) {
-                    told(&name, text);
+                if let Some(header) = [HOST_HEADER, CLUSTER_HEADER].into_iter().find(|header| name.is_header(header)) {
+                    told(&name, header);
                 }
             }
         }

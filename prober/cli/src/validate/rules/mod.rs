@@ -53,6 +53,7 @@ impl Rule {
 /// All of them, in the order in which they are told.
 pub const RULES: &[Rule] = &[
     filter::MISSING,
+    filter::ELSEWHERE,
     filter::ORDER,
     filter::DEFAULT,
     filter::BODY_WAIT,
@@ -75,8 +76,10 @@ pub const RULES: &[Rule] = &[
     routes::ELSEWHERE,
     routes::MISSING,
     routes::TIMEOUT,
+    routes::LONG_TIMEOUT,
     routes::IDLE,
     routes::DURATION,
+    routes::LONG_DURATION,
     routes::TRY_TIMEOUT,
     routes::TRY_IDLE,
     routes::RETRY_ON,

@@ -33,7 +33,7 @@ pub(super) const HEADER: Rule = Rule {
         let policies = wiring.pools().map(override_host).filter(Place::exists);
         let sources = policies.map(|policy| policy.get("override_host_sources"));
         sources
-            .filter(|sources| sources.items().first().is_none_or(|first| !first.get("header").is(HOST_HEADER)))
+            .filter(|sources| sources.items().first().is_none_or(|first| !first.get("header").is_header(HOST_HEADER)))
             .map(|sources| match sources.items().first() {
                 Some(first) => Hit::stands(&first.get("header")),
                 None => Hit::stands(&sources),

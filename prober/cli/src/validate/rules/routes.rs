@@ -2,11 +2,13 @@
 
 use super::super::Severity::{Error, Warning};
 use super::super::place::Place;
-use super::super::wiring::{Route, Routing, Wiring};
+use super::super::wiring::{Route, Routing, Wiring, http_options};
 use super::{Hit, Rule, each_that};
 
 /// Envoy's default for a stream without bytes, in s.
 const STREAM_IDLE_S: f64 = 300.0;
+/// How long an answer must be allowed to take where nothing says how long an attempt may be silent, in s: as the shipped files.
+const ANSWER_S: f64 = 900.0;
 /// What Envoy buffers of a connection by default, and all that the shipped files let it.
 const DEFAULT_BUFFER: u64 = 1 << 20;
 
@@ -36,14 +38,50 @@ pub(super) const MISSING: Rule = Rule {
     },
 };
 
+/// How long an attempt of the route may be silent, in s; nothing where no attempt is given up for it.
+fn silence(route: &Route<'_>) -> Option<f64> {
+    route.retries.get("per_try_idle_timeout").seconds().filter(|seconds| *seconds > 0.0)
+}
+
+/// A bound of a whole answer, in s.
+enum Bound {
+    /// An answer that is not streamed may be silent for longer.
+    Short,
+    /// Only what takes very long is cut off.
+    Long,
+}
+
+/// What a bound of so many seconds is; nothing when there is none.
+fn bound(seconds: f64, silence: Option<f64>) -> Option<Bound> {
+    match seconds {
+        0.0 => None,
+        seconds if seconds < silence.unwrap_or(ANSWER_S) => Some(Bound::Short),
+        _ => Some(Bound::Long),
+    }
+}
+
+/// The timeouts of routes that bound an answer, or leave it to Envoy.
+fn timeouts(wiring: &Wiring<'_>, wanted: fn(Option<Bound>) -> bool) -> Vec<Hit> {
+    let timeouts = wiring.routes().map(|route| (route.action.get("timeout"), silence(route)));
+    // Envoy's default is 15 s.
+    let of = |at: &Place<'_>, silence| at.seconds().map_or(Some(Bound::Short), |seconds| bound(seconds, silence));
+    timeouts.filter(|(at, silence)| wanted(of(at, *silence))).map(|(at, _)| Hit::stands(&at)).collect()
+}
+
 pub(super) const TIMEOUT: Rule = Rule {
     id: "route-timeout",
     severity: Error,
     trap: "an answer that takes longer is cut off (15 s by default), however it streams",
     change: "write timeout: 0s; per_try_idle_timeout bounds what is silent",
-    find: |wiring| {
-        each_that(wiring.routes().map(|route| route.action.get("timeout")), |timeout| timeout.seconds() != Some(0.0))
-    },
+    find: |wiring| timeouts(wiring, |bound| matches!(bound, Some(Bound::Short))),
+};
+
+pub(super) const LONG_TIMEOUT: Rule = Rule {
+    id: "long-route-timeout",
+    severity: Warning,
+    trap: "an answer that takes longer is cut off, however it streams",
+    change: "write timeout: 0s; per_try_idle_timeout bounds what is silent",
+    find: |wiring| timeouts(wiring, |bound| matches!(bound, Some(Bound::Long))),
 };
 
 pub(super) const IDLE: Rule = Rule {
@@ -67,11 +105,7 @@ pub(super) const IDLE: Rule = Rule {
                 let at = if own.exists() { own } else { general };
                 let seconds = at.seconds().unwrap_or(STREAM_IDLE_S);
                 // As long as an attempt may be silent is long enough.
-                let enough = route
-                    .retries
-                    .get("per_try_idle_timeout")
-                    .seconds()
-                    .is_some_and(|most| most > 0.0 && seconds >= most);
+                let enough = silence(route).is_some_and(|most| seconds >= most);
                 if seconds != 0.0 && !enough && !hits.iter().any(|hit| hit.path == at.path) {
                     hits.push(Hit::stands(&at));
                 }
@@ -81,19 +115,38 @@ pub(super) const IDLE: Rule = Rule {
     },
 };
 
+/// Where the options of a connection bound its streams.
+fn max_stream_duration<'a>(of: &Place<'a>) -> Place<'a> {
+    of.at(&["common_http_protocol_options", "max_stream_duration"])
+}
+
+/// The bounds of streams, wherever they may stand: manager, route, and a pool's cluster, where the old place counts, too.
+fn durations(wiring: &Wiring<'_>, wanted: fn(Option<Bound>) -> bool) -> Vec<Hit> {
+    // What bounds many routes must suit the most patient one.
+    let most = wiring.routes().map(|route| silence(route).unwrap_or(ANSWER_S)).reduce(f64::max);
+    let managers = wiring.managers.iter().map(|manager| (max_stream_duration(&manager.at), most));
+    let routes =
+        wiring.routes().map(|route| (route.action.at(&["max_stream_duration", "max_stream_duration"]), silence(route)));
+    let clusters = wiring.pools().flat_map(|cluster| [http_options(cluster), cluster.clone()]);
+    let all = managers.chain(routes).chain(clusters.map(|at| (max_stream_duration(&at), most)));
+    let bounded = all.filter(|(at, silence)| wanted(at.seconds().and_then(|seconds| bound(seconds, *silence))));
+    bounded.map(|(at, _)| Hit::stands(&at)).collect()
+}
+
 pub(super) const DURATION: Rule = Rule {
     id: "stream-duration",
     severity: Error,
     trap: "a stream is cut off after it, however well it goes",
     change: "leave it out",
-    find: |wiring| {
-        let general = wiring
-            .managers
-            .iter()
-            .map(|manager| manager.at.at(&["common_http_protocol_options", "max_stream_duration"]));
-        let routes = wiring.routes().map(|route| route.action.at(&["max_stream_duration", "max_stream_duration"]));
-        each_that(general.chain(routes), |most| most.seconds().is_some_and(|seconds| seconds > 0.0))
-    },
+    find: |wiring| durations(wiring, |bound| matches!(bound, Some(Bound::Short))),
+};
+
+pub(super) const LONG_DURATION: Rule = Rule {
+    id: "long-stream-duration",
+    severity: Warning,
+    trap: "a stream that takes longer is cut off, however well it goes",
+    change: "leave it out",
+    find: |wiring| durations(wiring, |bound| matches!(bound, Some(Bound::Long))),
 };
 
 pub(super) const TRY_TIMEOUT: Rule = Rule {

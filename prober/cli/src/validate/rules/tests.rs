@@ -138,6 +138,19 @@ fn standalone() -> Vec<(&'static str, Edit, &'static str)> {
         ),
         ("engine-headers", Unset(upstream("http_filters/0")), "http_filters"),
         (
+            "header-removed-early",
+            Set(decided("request_headers_to_remove"), json!(["X-Weighbridge-Host"])),
+            "routes[1].request_headers_to_remove[0]",
+        ),
+        (
+            "engine-headers",
+            Set(
+                upstream("http_filters/0/typed_config/mutations/request_mutations"),
+                json!([{"remove_on_match": {"key_matcher": {"prefix": "X-Weighbridge-"}}}]),
+            ),
+            "request_mutations",
+        ),
+        (
             "engine-headers",
             Set(upstream("http_filters/0/typed_config/mutations/request_mutations"), json!([])),
             "request_mutations",
@@ -154,12 +167,34 @@ fn standalone() -> Vec<(&'static str, Edit, &'static str)> {
             "route_config",
         ),
         ("route-timeout", Unset(decided("route/timeout")), "routes[1].route.timeout"),
+        ("route-timeout", Set(decided("route/timeout"), "600s".into()), "routes[1].route.timeout"),
+        ("long-route-timeout", Set(decided("route/timeout"), "900s".into()), "routes[1].route.timeout"),
         ("stream-idle-timeout", Unset(manager("stream_idle_timeout")), "typed_config.stream_idle_timeout"),
         ("stream-idle-timeout", Set(decided("route/idle_timeout"), "60s".into()), "routes[1].route.idle_timeout"),
         (
             "stream-duration",
             Set(manager("common_http_protocol_options/max_stream_duration"), "300s".into()),
             "common_http_protocol_options.max_stream_duration",
+        ),
+        (
+            "stream-duration",
+            Set(upstream("common_http_protocol_options/max_stream_duration"), "300s".into()),
+            "HttpProtocolOptions\"].common_http_protocol_options.max_stream_duration",
+        ),
+        (
+            "stream-duration",
+            Set(pool("common_http_protocol_options"), json!({"max_stream_duration": "300s"})),
+            "clusters[2].common_http_protocol_options.max_stream_duration",
+        ),
+        (
+            "long-stream-duration",
+            Set(pool("common_http_protocol_options"), json!({"max_stream_duration": "3600s"})),
+            "clusters[2].common_http_protocol_options.max_stream_duration",
+        ),
+        (
+            "long-stream-duration",
+            Set(decided("route/max_stream_duration"), json!({"max_stream_duration": "900s"})),
+            "route.max_stream_duration.max_stream_duration",
         ),
         (
             "per-try-timeout",
@@ -317,7 +352,7 @@ fn each_trap_is_found_and_nothing_beside_it() {
         found.insert(rule);
     }
     // These take more than one edit, or an order: below.
-    let others = ["filter-order", "snapshot-version", "snapshot-cluster"];
+    let others = ["filter-order", "snapshot-version", "snapshot-cluster", "listeners-elsewhere"];
     let missing: Vec<_> =
         RULES.iter().map(|rule| rule.id).filter(|id| !found.contains(id) && !others.contains(id)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
@@ -341,6 +376,54 @@ fn order_and_snapshots_are_looked_at() {
         let found = findings(&STANDALONE.replace(from, to));
         assert_eq!(found.iter().map(|finding| finding.rule).collect::<Vec<_>>(), [rule], "{found:#?}");
     }
+}
+
+/// The rules that an edited file breaks.
+fn broken(edits: &[Edit]) -> Vec<&'static str> {
+    let text = edits.iter().fold(STANDALONE.to_owned(), |text, edit| edit.apply(&text));
+    findings(&text).iter().map(|finding| finding.rule).collect()
+}
+
+#[test]
+fn what_comes_from_elsewhere_is_not_missing() {
+    let file = |path: &str| json!({"path_config_source": {"path": path}});
+    let none = || Set("/static_resources/listeners".into(), json!([]));
+    assert_eq!(broken(&[none()]), ["filter-missing"]);
+    for source in ["lds_config", "lds_resources_locator"] {
+        let lds = Set(format!("/dynamic_resources/{source}"), file("lds.yaml"));
+        assert_eq!(broken(&[none(), lds]), ["listeners-elsewhere"]);
+    }
+    // With the filter in a static listener, those of others are none of ours.
+    assert_eq!(broken(&[Set("/dynamic_resources/lds_config".into(), file("lds.yaml"))]), [""; 0]);
+
+    let renamed = || Replace("\"cluster\": \"qwen-27b-static\"", "\"cluster\": \"qwen\"");
+    assert_eq!(broken(&[renamed()]), ["snapshot-cluster"]);
+    let cds = Set("/dynamic_resources/cds_config".into(), file("cds.yaml"));
+    assert_eq!(broken(&[renamed(), cds]), [""; 0]);
+}
+
+#[test]
+fn names_of_headers_have_no_case() {
+    for (from, to) in [
+        ("cluster_header: x-weighbridge-cluster", "cluster_header: X-Weighbridge-Cluster"),
+        ("header: x-weighbridge-host", "header: X-Weighbridge-Host"),
+        ("name: x-weighbridge-retry", "name: X-Weighbridge-Retry"),
+        ("prefix: x-weighbridge-, ignore_case: true", "prefix: X-Weighbridge-, ignore_case: true"),
+    ] {
+        assert_eq!(broken(&[Replace(from, to)]), [""; 0], "{to}");
+    }
+}
+
+#[test]
+fn a_snapshot_may_be_a_struct() {
+    let given = |kind: &str, value: Value| {
+        let kind = format!("type.googleapis.com/google.protobuf.{kind}");
+        broken(&[Set(filter("configuration"), json!({"@type": kind, "value": value}))])
+    };
+    assert_eq!(given("Struct", json!({"format": 1, "version": 0, "pools": []})), [""; 0]);
+    assert_eq!(given("Struct", json!({"format": 1.0, "version": 7.0, "pools": []})), ["snapshot-version"]);
+    assert_eq!(given("Struct", json!({"format": 1, "version": 0})), ["snapshot"]);
+    assert_eq!(given("StringValue", json!({"format": 1, "version": 0, "pools": []})), ["snapshot"]);
 }
 
 #[test]
