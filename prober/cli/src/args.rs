@@ -143,8 +143,8 @@ pub struct Drain {
     /// Why, for the next person who looks.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub reason: String,
-    /// How long it may take until it is empty; the prober's `drain.deadline` when left out.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    /// How long it may take until it is empty, from 1s; the prober's `drain.deadline` when left out.
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub deadline: Option<Duration>,
     /// End when no request is left there (0), or when some are after the deadline (1).
     #[arg(long)]
@@ -270,6 +270,13 @@ fn time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| "expected a time such as 500ms, 30s or 15m".to_owned())
 }
 
+fn seconds(text: &str) -> Result<Duration, String> {
+    time(text)
+        .ok()
+        .filter(|time| time.as_secs() > 0)
+        .ok_or_else(|| "expected a time from 1s, such as 30s or 15m".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,6 +295,7 @@ mod tests {
             "w explain --request-id x",
             "w explain --slow-ms 900 --since 15m",
             "w probe a --wait --timeout 1m",
+            "w drain a --deadline 1s",
         ] {
             assert!(parse(good).is_ok(), "{good}");
         }
@@ -298,8 +306,11 @@ mod tests {
             "w pin a",
             "w bootstrap f --cert-file c",
             "w top --interval 0s",
+            "w drain a --deadline 999ms",
         ] {
             assert_eq!(parse(bad).unwrap_err().exit_code(), 2, "{bad}");
         }
+        let late = parse("w drain a --deadline 999ms").unwrap_err().to_string();
+        assert!(late.contains("999ms") && late.contains("from 1s"), "{late}");
     }
 }

@@ -18,6 +18,7 @@ use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ClientConfig;
 use serde_json::Value;
+use tokio::time::Instant;
 use tower_service::Service;
 use weighbridge_prober::line::Line;
 use weighbridge_prober::tls;
@@ -29,6 +30,8 @@ use crate::exit::{Exit, Failure};
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long an answer may take that does not wait for anything.
 pub const ANSWER: Duration = Duration::from_secs(15);
+/// How long a stream may be silent. A prober says something every 5 s.
+const SILENCE: Duration = Duration::from_secs(15);
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -83,6 +86,8 @@ pub struct Prober {
     http: legacy::Client<Dial, Full<Bytes>>,
     url: Url,
     authorization: Option<HeaderValue>,
+    /// How long a stream may be silent.
+    silence: Duration,
 }
 
 /// What a prober answered.
@@ -119,7 +124,7 @@ impl Prober {
         }
         let dial = Dial { host: url.host.clone(), port: url.port, tls };
         let http = legacy::Client::builder(TokioExecutor::new()).build(dial);
-        Ok(Prober { http, url, authorization })
+        Ok(Prober { http, url, authorization, silence: SILENCE })
     }
 
     /// Where it is.
@@ -158,6 +163,17 @@ impl Prober {
         Failure::new(Exit::TimedOut, "timed_out", message)
     }
 
+    /// What an answer says; null when it says nothing.
+    fn json(&self, body: &[u8]) -> Result<Value, Failure> {
+        if body.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(body).map_err(|_| {
+            let message = format!("{} answered something that is no JSON: is this a prober?", self.url);
+            Failure::new(Exit::Refused, "no_json", message)
+        })
+    }
+
     /// Asks; anything but 2xx is a failure. `timeout`: all of it.
     ///
     /// # Errors
@@ -175,9 +191,7 @@ impl Prober {
             let read = http_body_util::Limited::new(response.into_body(), MAX_ANSWER).collect().await;
             let bytes = read.map_err(|error| self.unreachable(error.as_ref()))?.to_bytes();
             match status.is_success() {
-                true => {
-                    Ok(Answer { status: status.as_u16(), body: serde_json::from_slice(&bytes).unwrap_or_default() })
-                }
+                true => Ok(Answer { status: status.as_u16(), body: self.json(&bytes)? }),
                 false => Err(refused(status, &bytes)),
             }
         };
@@ -236,8 +250,20 @@ impl Prober {
             let bytes = read.ok().and_then(Result::ok).map(http_body_util::Collected::to_bytes);
             return Err(refused(status, &bytes.unwrap_or_default()));
         }
-        Ok(Events { body: response.into_body(), parser: Parser::default(), ready: Vec::new() })
+        let (silence, heard) = (self.silence, Instant::now());
+        Ok(Events { body: response.into_body(), parser: Parser::default(), ready: Vec::new(), silence, heard })
     }
+
+    /// With another patience.
+    #[cfg(test)]
+    pub(crate) fn with_silence(self, silence: Duration) -> Self {
+        Prober { silence, ..self }
+    }
+}
+
+fn silent(silence: Duration) -> Failure {
+    let message = format!("the prober's stream is silent for {}", humantime::format_duration(silence));
+    Failure::new(Exit::TimedOut, "silent", message)
 }
 
 /// What the prober says to it.
@@ -274,18 +300,28 @@ pub struct Events {
     parser: Parser,
     /// Newest last.
     ready: Vec<Value>,
+    silence: Duration,
+    /// When something last came.
+    heard: Instant,
 }
 
 impl Events {
     /// The next state of the fleet; nothing when the stream has ended.
-    pub async fn next(&mut self) -> Option<Value> {
+    ///
+    /// # Errors
+    /// When it is silent: whoever was there may be gone without a word, and what was last seen would stay for good.
+    pub async fn next(&mut self) -> Result<Option<Value>, Failure> {
         loop {
             // Whoever was slow sees the newest.
             if let Some(newest) = self.ready.pop() {
                 self.ready.clear();
-                return Some(newest);
+                return Ok(Some(newest));
             }
-            let frame = self.body.frame().await?.ok()?;
+            // By the clock, and not from now on: this may have been given up and called again.
+            let frame = tokio::time::timeout_at(self.heard + self.silence, self.body.frame()).await;
+            let frame = frame.map_err(|_| silent(self.silence))?;
+            let Some(Ok(frame)) = frame else { return Ok(None) };
+            self.heard = Instant::now();
             if let Some(data) = frame.data_ref() {
                 let events = self.parser.feed(data).into_iter().filter(|event| event.name == "fleet");
                 self.ready.extend(events.filter_map(|event| serde_json::from_str(&event.data).ok()));
@@ -337,6 +373,16 @@ mod tests {
         for wrong in ["", "127.0.0.1:7070", "ftp://h:1", "http://", "http://user@h:1", "http://h:1/?q"] {
             assert!(wrong.parse::<Url>().unwrap_err().contains("expected http://host:port"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_no_json_is_no_success() {
+        let prober = Prober::new("http://127.0.0.1:1".parse().unwrap(), None, None).unwrap();
+        assert_eq!(prober.json(b"").unwrap(), Value::Null);
+        assert_eq!(prober.json(b"{\"a\": 1}").unwrap()["a"], 1);
+        let failure = prober.json(b"<html>").unwrap_err();
+        assert_eq!((failure.exit, failure.code.as_str()), (Exit::Refused, "no_json"));
+        assert_eq!(failure.message, "http://127.0.0.1:1 answered something that is no JSON: is this a prober?");
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub enum Exit {
     Usage = 2,
     /// The prober cannot be reached.
     Unreachable = 3,
-    /// The prober refuses.
+    /// The prober refuses, or what answers is none.
     Refused = 4,
     /// It took too long.
     TimedOut = 5,
@@ -32,7 +32,10 @@ impl Exit {
         ),
         (Exit::Usage, "options that do not fit, or a file that cannot be read"),
         (Exit::Unreachable, "the prober cannot be reached"),
-        (Exit::Refused, "the prober refuses: token, unknown endpoint, a value that cannot be"),
+        (
+            Exit::Refused,
+            "the prober refuses: token, unknown endpoint, a value that cannot be; or what answers is no prober",
+        ),
         (Exit::TimedOut, "it took too long"),
     ];
 }

@@ -3,6 +3,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::exit::{Exit, Failure};
+
 /// The whole state.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -155,6 +157,8 @@ pub struct Burst {
     pub done: u64,
     /// All of its requests.
     pub of: u64,
+    /// Another prober runs it, and nothing of it but that is known here.
+    pub elsewhere: bool,
     /// How long this phase takes by what was measured before.
     pub expected_ms: Option<u64>,
     /// Of the first burst.
@@ -198,15 +202,40 @@ pub struct Subject {
 }
 
 impl Fleet {
-    /// A document, as far as it is understood.
-    #[must_use]
-    pub fn of(document: &Value) -> Self {
-        serde_json::from_value(document.clone()).unwrap_or_default()
+    /// A document.
+    ///
+    /// # Errors
+    /// When it is no object, or a field has another type than ours: the field is named.
+    pub fn of(document: &Value) -> Result<Self, Failure> {
+        serde_path_to_error::deserialize(document).map_err(|error| {
+            let field = error.path().to_string();
+            // The path of the document itself is a dot.
+            let field = if field == "." { String::new() } else { format!(" ({field})") };
+            let message = format!("the fleet is not understood{field}: {}: is this a prober?", error.inner());
+            Failure::new(Exit::Refused, "no_fleet", message)
+        })
     }
 
     /// One endpoint.
     #[must_use]
     pub fn endpoint(&self, id: &str) -> Option<&Endpoint> {
         self.endpoints.iter().find(|endpoint| endpoint.id == id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_field_of_another_type_is_named() {
+        let fleet = Fleet::of(&json!({"ready": true, "endpoints": [{"id": "a", "of tomorrow": 1}]})).unwrap();
+        assert!(fleet.ready && fleet.endpoint("a").is_some());
+        let wrong = |document: Value| Fleet::of(&document).unwrap_err();
+        let failure = wrong(json!({"endpoints": [{"id": "a"}, {"id": "b", "weight": "heavy"}]}));
+        assert_eq!((failure.exit, failure.code.as_str()), (Exit::Refused, "no_fleet"));
+        assert!(failure.message.contains("(endpoints[1].weight)") && failure.message.contains("heavy"), "{failure}");
+        assert!(wrong(Value::Null).message.starts_with("the fleet is not understood: "));
     }
 }

@@ -1,6 +1,6 @@
 //! What is printed: text with colours only where somebody looks, or JSON.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
@@ -16,21 +16,28 @@ pub struct Output {
 impl Output {
     /// The result: as JSON, or in words.
     pub fn result(self, json: &impl Serialize, words: impl FnOnce() -> String) {
-        match self.json {
+        // Whoever reads may have seen enough.
+        let _ = match self.json {
             true => self.line(&serde_json::to_string_pretty(json).unwrap_or_default()),
             false => self.line(words().trim_end()),
-        }
+        };
     }
 
     /// Lines on stdout. Colours are taken out where it is no terminal, or `NO_COLOR` is set.
-    pub fn line(self, text: &str) {
-        // Whoever reads may have seen enough.
-        let _ = writeln!(anstream::stdout(), "{text}");
+    ///
+    /// # Errors
+    /// When it cannot be written, such as to a reader that has gone.
+    pub fn line(self, text: &str) -> io::Result<()> {
+        writeln!(anstream::stdout(), "{text}")
     }
 
-    /// One line of JSON.
-    pub fn compact(self, json: &impl Serialize) {
-        self.line(&serde_json::to_string(json).unwrap_or_default());
+    /// What belongs to the result and must not stand within it: on stderr, as JSON or in words.
+    pub fn beside(self, json: &impl Serialize, words: impl FnOnce() -> String) {
+        let text = match self.json {
+            true => serde_json::to_string(json).unwrap_or_default(),
+            false => words().trim_end().to_owned(),
+        };
+        let _ = writeln!(anstream::stderr(), "{text}");
     }
 
     /// Something beside the result, for people.

@@ -4,6 +4,8 @@ use crate::fleet::{Burst, Endpoint};
 use crate::output::plain;
 use crate::table::bar;
 
+/// Of a burst that is not ours.
+const ELSEWHERE: &str = "another prober measures it; how far is not known here";
 /// How wide the bar is.
 const WIDTH: usize = 24;
 
@@ -51,6 +53,9 @@ impl Progress {
     pub fn bar(endpoint: &Endpoint, now_ms: u64) -> String {
         let id = plain(&endpoint.id);
         let Some(burst) = &endpoint.burst else { return format!("{id}  {}", idle(endpoint)) };
+        if burst.elsewhere {
+            return format!("{id}  {ELSEWHERE}");
+        }
         let requests = if burst.of > 0 { format!("  {}/{} requests", burst.done, burst.of) } else { String::new() };
         let bar = share(burst, now_ms).map_or_else(|| " ".repeat(WIDTH), |share| bar(share, WIDTH));
         let so_far = so_far(burst);
@@ -63,6 +68,7 @@ impl Progress {
         let id = plain(&endpoint.id);
         let what = match &endpoint.burst {
             None => idle(endpoint),
+            Some(burst) if burst.elsewhere => ELSEWHERE.to_owned(),
             Some(burst) => {
                 let requests = if burst.of > 0 { format!(", {} requests", burst.of) } else { String::new() };
                 words(&burst.phase) + &requests
@@ -114,6 +120,14 @@ mod tests {
             progress.line(&kept).as_deref(),
             Some("a: second burst, 16 requests (first burst 275 tok/s, which does not count)")
         );
+    }
+
+    #[test]
+    fn how_far_another_prober_is_is_not_known() {
+        let mut endpoint = at("waiting", 0, 0);
+        endpoint.burst.as_mut().unwrap().elsewhere = true;
+        assert_eq!(Progress::bar(&endpoint, 2_000), format!("a  {ELSEWHERE}"));
+        assert_eq!(Progress::default().line(&endpoint), Some(format!("a: {ELSEWHERE}")));
     }
 
     #[test]

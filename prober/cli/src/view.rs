@@ -84,6 +84,9 @@ fn pools(fleet: &Fleet) -> Table {
 
 /// What an endpoint is doing, and how good that is.
 fn state(endpoint: &Endpoint) -> (String, Style) {
+    if endpoint.burst.as_ref().is_some_and(|burst| burst.elsewhere) {
+        return ("probing by another prober".to_owned(), WARN);
+    }
     if let Some(burst) = &endpoint.burst {
         return (format!("probing: {}", crate::progress::words(&burst.phase)), WARN);
     }
@@ -168,6 +171,7 @@ mod tests {
             "envoys": [{"node_id": "gateway-1", "connected": true, "applied_version": 7}, {"node_id": "old", "connected": false}],
             "alarms": [{"code": "store_down", "subject": {"kind": "prober"}, "message": "no\u{1b}[2Jstore\nat all"}],
         }))
+        .unwrap()
     }
 
     #[test]
@@ -187,6 +191,16 @@ mod tests {
         assert!(lines[row("slow ")].contains("3/16") && lines[row("slow ")].contains("50.0 %"), "{text}");
         assert!(lines[row("old ")].contains("away"), "{text}");
         assert!(text.contains("store_down (prober): no\u{fffd}[2Jstore at all"), "{text}");
+    }
+
+    #[test]
+    fn a_burst_of_another_prober_is_no_phase_of_ours() {
+        let endpoint = |elsewhere| {
+            let burst = crate::fleet::Burst { phase: "waiting".into(), elsewhere, ..Default::default() };
+            Endpoint { burst: Some(burst), ..Endpoint::default() }
+        };
+        assert_eq!(state(&endpoint(true)).0, "probing by another prober");
+        assert_eq!(state(&endpoint(false)).0, "probing: waiting until it is idle");
     }
 
     #[test]

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 pub(super) async fn drain(prober: &Prober, out: Output, drain: &Drain) -> Result<Exit, Failure> {
     // Null is as good as nothing: the prober's own deadline.
-    let deadline_s = drain.deadline.map(|deadline| deadline.as_secs());
+    let deadline_s = drain.deadline.map(whole_seconds);
     let body = json!({"reason": drain.reason, "deadline_s": deadline_s});
     let answer = prober.endpoint(Method::PUT, &drain.id, "/drain", Some(&body), ANSWER).await?;
     if !drain.wait {
@@ -33,6 +33,11 @@ pub(super) async fn drain(prober: &Prober, out: Output, drain: &Drain) -> Result
     })?;
     told(out, &answer, drained);
     Ok(exit)
+}
+
+/// As the prober takes it. Nobody gets less than was asked for.
+fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0))
 }
 
 /// Until it is empty, too late, or no longer drained.
@@ -80,6 +85,11 @@ pub(super) async fn undrain(prober: &Prober, out: Output, of: &str) -> Result<Ex
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fraction_of_a_second_counts_as_one() {
+        assert_eq!([1_000, 1_001, 2_500].map(|ms| whole_seconds(Duration::from_millis(ms))), [1, 2, 3]);
+    }
 
     #[test]
     fn a_drain_is_told_in_words() {

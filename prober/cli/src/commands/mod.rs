@@ -6,6 +6,7 @@ mod explain;
 mod files;
 mod pin;
 mod probe;
+mod source;
 mod status;
 mod top;
 mod validate;

@@ -1,16 +1,21 @@
 //! `probe`
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use hyper::Method;
 use serde_json::Value;
 
+use super::source::Source;
 use crate::args::Probe;
-use crate::client::{ANSWER, Events, Prober};
+use crate::client::{ANSWER, Prober};
 use crate::exit::{Exit, Failure};
 use crate::fleet::Fleet;
 use crate::output::{Output, plain};
 use crate::progress::Progress;
+
+/// How often it is asked how far it is, where nobody tells, and tried again.
+const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(prober: &Prober, out: Output, probe: &Probe) -> Result<Exit, Failure> {
     let force = if probe.force { "&force=true" } else { "" };
@@ -20,26 +25,25 @@ pub(super) async fn run(prober: &Prober, out: Output, probe: &Probe) -> Result<E
         out.result(&answer.body, || format!("{} is going to be measured", probe.id));
         return Ok(Exit::Ok);
     }
-    // Before it begins, so that nothing of it is missed. One without such a stream shows no progress.
-    let mut events = match out.json {
-        true => None,
-        false => prober.events().await.ok(),
-    };
+    let line = Line::new(!out.json && std::io::stderr().is_terminal());
+    let mut watch = Watch { id: &probe.id, out, line, progress: Progress::default(), problem: None };
+    let mut source = Source::new(prober.clone(), LOOK);
+    if !out.json {
+        // Before it begins, so that nothing of it is missed. What is wrong with the prober, the answer below tells.
+        if let Ok(document) = source.next().await {
+            watch.show(Fleet::of(&document));
+        }
+    }
     let rest = format!("/probe?wait=true{force}");
     let done = prober.endpoint(Method::POST, &probe.id, &rest, None, probe.timeout);
     let mut done = std::pin::pin!(done);
-    let mut line = Line::new(!out.json && std::io::stderr().is_terminal());
-    let mut progress = Progress::default();
     let record = loop {
         tokio::select! {
             answer = &mut done => break answer.map_err(|failure| late(failure, probe))?.body,
-            fleet = next(&mut events) => match fleet {
-                Some(fleet) => show(&fleet, &probe.id, out, &mut line, &mut progress),
-                None => events = None,
-            },
+            next = source.next(), if !out.json => watch.show(next.and_then(|document| Fleet::of(&document))),
         }
     };
-    line.end();
+    watch.line.end();
     out.result(&record, || result(&probe.id, &record));
     Ok(if record.get("error").is_none_or(Value::is_null) { Exit::Ok } else { Exit::Problems })
 }
@@ -54,20 +58,38 @@ fn late(failure: Failure, probe: &Probe) -> Failure {
     }
 }
 
-/// Never, where there is no stream.
-async fn next(events: &mut Option<Events>) -> Option<Fleet> {
-    match events {
-        Some(events) => events.next().await.map(|document| Fleet::of(&document)),
-        None => std::future::pending().await,
-    }
+/// Who looks on while it goes on.
+struct Watch<'a> {
+    id: &'a str,
+    out: Output,
+    line: Line,
+    progress: Progress,
+    /// Why nothing is seen, as it was told.
+    problem: Option<String>,
 }
 
-fn show(fleet: &Fleet, id: &str, out: Output, line: &mut Line, progress: &mut Progress) {
-    let Some(endpoint) = fleet.endpoint(id) else { return };
-    if line.watched {
-        line.show(&Progress::bar(endpoint, fleet.now_ms));
-    } else if let Some(text) = progress.line(endpoint) {
-        out.note(&text);
+impl Watch<'_> {
+    fn show(&mut self, seen: Result<Fleet, Failure>) {
+        let fleet = match seen {
+            Ok(fleet) => fleet,
+            Err(failure) => return self.blind(failure),
+        };
+        self.problem = None;
+        let Some(endpoint) = fleet.endpoint(self.id) else { return };
+        if self.line.watched {
+            self.line.show(&Progress::bar(endpoint, fleet.now_ms));
+        } else if let Some(text) = self.progress.line(endpoint) {
+            self.out.note(&text);
+        }
+    }
+
+    /// Told once, not each time it is tried again.
+    fn blind(&mut self, failure: Failure) {
+        if self.problem.as_ref() != Some(&failure.message) {
+            self.line.end();
+            self.out.note(&format!("its progress is not seen: {}", plain(&failure.message)));
+            self.problem = Some(failure.message);
+        }
     }
 }
 
