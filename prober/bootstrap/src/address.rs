@@ -41,14 +41,16 @@ impl fmt::Display for Target {
 
 /// What is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address: expected host:port")]
+#[error("{0:?} is no address: expected host:port, with a port from 1")]
 pub struct NoTarget(String);
 
 impl FromStr for Target {
     type Err = NoTarget;
 
     fn from_str(text: &str) -> Result<Self, NoTarget> {
-        if let Ok(address) = text.parse::<SocketAddr>() {
+        if let Ok(address) = text.parse::<SocketAddr>()
+            && address.port() > 0
+        {
             return Ok(address.into());
         }
         let (host, port) = text.rsplit_once(':').ok_or_else(|| NoTarget(text.to_owned()))?;
@@ -81,7 +83,9 @@ mod tests {
         for good in ["10.0.0.1:80", "[::1]:7070", "prober.example:7071"] {
             assert_eq!(good.parse::<Target>().unwrap().to_string(), good);
         }
-        for bad in ["", "host", "host:", "host:x", "host:0", ":80", "::1:80", "a b:80", "http://h:80"] {
+        for bad in
+            ["", "host", "host:", "host:x", "host:0", "10.0.0.1:0", "[::1]:0", ":80", "::1:80", "a b:80", "http://h:80"]
+        {
             assert!(bad.parse::<Target>().is_err(), "{bad}");
         }
         assert!("[::1]:1".parse::<Target>().unwrap().is_ip() && !"localhost:1".parse::<Target>().unwrap().is_ip());

@@ -215,15 +215,15 @@ pub struct Bootstrap {
     /// What kind of Envoy.
     #[arg(long, value_enum, default_value_t = Mode::Standalone)]
     pub mode: Mode,
-    /// Where the gateway listens.
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8080")]
-    pub listen: std::net::SocketAddr,
-    /// Where Envoy's admin interface listens.
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:9901")]
-    pub admin: std::net::SocketAddr,
-    /// Envoy's name, by which the prober tells Envoys apart: another one for each.
-    #[arg(long, value_name = "ID", default_value = "weighbridge-gateway-1")]
-    pub node_id: String,
+    /// Standalone: where the gateway listens; 127.0.0.1:8080 when left out.
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// Standalone: where Envoy's admin interface listens; 127.0.0.1:9901 when left out.
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<std::net::SocketAddr>,
+    /// Standalone: Envoy's name, by which the prober tells Envoys apart, another one for each; weighbridge-gateway-1 when left out.
+    #[arg(long, value_name = "ID")]
+    pub node_id: Option<String>,
     /// Where Envoy reaches a prober's REST API, when not at `api.listen`; once for each prober.
     #[arg(long, value_name = "HOST:PORT")]
     pub api: Vec<Target>,
@@ -236,7 +236,7 @@ pub struct Bootstrap {
     /// Where the prober speaks TLS: authorities (PEM), as Envoy sees the file.
     #[arg(long, value_name = "FILE")]
     pub prober_ca_file: Option<PathBuf>,
-    /// The name in the prober's certificate, when not the host of --xds.
+    /// The name in the certificate of every prober, when not the host of its --api and --xds.
     #[arg(long, value_name = "NAME")]
     pub prober_name: Option<String>,
     /// Where the prober asks for a certificate: Envoy's, as Envoy sees the file.

@@ -21,8 +21,13 @@ pub(super) fn run(options: &Validate, out: Output) -> Result<Exit, Failure> {
     let report = check(&text, &expected)
         .map_err(|error| Failure::new(Exit::Problems, "no_configuration", format!("{name}: {error}")))?;
     out.result(&report, || words(&name, &report));
-    let strict = options.strict && report.count(Severity::Warning) > 0;
-    Ok(if report.count(Severity::Error) > 0 || strict { Exit::Problems } else { Exit::Ok })
+    Ok(verdict(&report, options.strict))
+}
+
+/// How bad it is for scripts. `strict`: warnings count, too.
+pub(super) fn verdict(report: &Report, strict: bool) -> Exit {
+    let strict = strict && report.count(Severity::Warning) > 0;
+    if report.count(Severity::Error) > 0 || strict { Exit::Problems } else { Exit::Ok }
 }
 
 /// A prober's configuration that is to be good.
