@@ -152,7 +152,7 @@ pub(crate) fn check() {
         };
         *seen.entry(name).or_default() += 1;
     }
-    for name in ["weighbridge-prober", "scripts/run", "scripts/bench", "other scripts"] {
+    for name in ["weighbridge", "weighbridge-prober", "scripts/run", "scripts/bench", "other scripts"] {
         assert!(seen.get(name).is_some_and(|count| *count > 1), "{name}: {seen:?}");
     }
 }
