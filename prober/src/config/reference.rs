@@ -23,8 +23,10 @@ const SIZE: &str = r"^[0-9]+\s*([bB]|[kKmMgG][iI]?[bB])?$";
 /// When table and types do not fit together.
 pub fn schema() -> Result<Value, ConfigError> {
     let mut schema = node(&FILE, "", &defaults()?);
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
-    schema["title"] = "Configuration of weighbridge-prober".into();
+    if let Value::Object(schema) = &mut schema {
+        schema.insert("$schema".into(), "https://json-schema.org/draft/2020-12/schema".into());
+        schema.insert("title".into(), "Configuration of weighbridge-prober".into());
+    }
     Ok(schema)
 }
 
@@ -62,7 +64,9 @@ pub(super) fn defaults() -> Result<Value, ConfigError> {
     let raw: raw::Config = serde_yaml_ng::from_value(specimen(&FILE))?;
     let file = raw.store.file();
     let mut defaults = serde_json::to_value(raw).unwrap_or_default();
-    defaults["store"]["path"] = json!(file);
+    if let Some(Value::Object(store)) = defaults.pointer_mut("/store") {
+        store.insert("path".into(), json!(file));
+    }
     // Not sent to filters, and so not written, while it is the default.
     for of in ["/pools/0/policy", "/pools/0/policy/shadow", "/pools/0/policy/canary"] {
         if let Some(Value::Object(policy)) = defaults.pointer_mut(of) {
@@ -110,7 +114,7 @@ impl Kind {
             Kind::Listen => "`ip:port`".into(),
             Kind::Choices => "whole number from 1, `all`".into(),
             Kind::Bounds => "two numbers".into(),
-            Kind::List(kind) if matches!(kind, Kind::Section(_)) => "list of sections".into(),
+            Kind::List(Kind::Section(_)) => "list of sections".into(),
             Kind::List(kind) => format!("list of {}", kind.name()),
             Kind::Section(_) => "section".into(),
         }
