@@ -54,7 +54,7 @@ fn from_another_site(headers: &HeaderMap) -> bool {
 }
 
 /// Whether a page that asks was itself fetched under an address or as `localhost`. A name of somebody else's may be made to
-/// lead to this machine, and its page then has the same origin; without a token nothing else would tell. Browsers say where what
+/// lead to this machine, and its page then has the same origin; with neither token nor TLS nothing else would tell. Browsers say where what
 /// changes something comes from; of what a page reads from its own origin they name only the host. (Filters, which only send,
 /// name a host that is none.)
 fn is_of_this_machine(request: &Request) -> bool {
@@ -158,13 +158,14 @@ pub(super) fn admitted(guard: Option<&Arc<Guard>>, request: &Request) -> Result<
     }
 }
 
-/// Refuses what pages of other sites ask.
+/// Refuses what pages of other sites ask. `proven`: a token, or the name in a certificate, keeps out who only has a name that
+/// leads here.
 pub(super) async fn check_origin(
-    State(guard): State<Option<Arc<Guard>>>,
+    State(proven): State<bool>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if from_another_site(request.headers()) || (guard.is_none() && !is_of_this_machine(&request)) {
+    if from_another_site(request.headers()) || (!proven && !is_of_this_machine(&request)) {
         let message = "requests of other sites' pages are refused";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "foreign_origin", message));
     }
