@@ -12,7 +12,7 @@
 //! - [`decisions`]: the last decision records, as the Envoys send them.
 //! - [`explain`]: a decision record in sentences (pure).
 //! - [`api`], [`metrics`]: for people and machines; [`page`]: what browsers load, [`live`], [`series`]: what they watch;
-//!   [`alarms`]: what is wrong (pure); [`serve`], [`tls`]: connections; [`line`]: a client's.
+//!   [`alarms`]: what is wrong (pure); [`serve`], [`tls`]: connections; [`mod@line`]: a client's.
 //! - [`reload`]: files that may change meanwhile; [`keys`]: those of engines.
 #![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
