@@ -5,7 +5,9 @@ use engine_sim::model::Profile;
 use engine_sim::sweep::sweep;
 use serde_json::json;
 use weighbridge_routing::snapshot::{Pool, Snapshot};
-use weighbridge_routing::weight::{Clamp, median, weights};
+use weighbridge_routing::weight::{Clamp, Weight, median, weights};
+
+use crate::policy::Tuning;
 
 /// Engines, with the throughput that a prober's burst of 16 x 128 tokens would find.
 #[derive(Debug, Clone)]
@@ -17,7 +19,7 @@ pub struct Fleet {
 }
 
 /// What every engine of a fleet gets instead of its profile's own value.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
 pub struct Overrides {
     /// Context window in tokens.
     pub max_model_len: Option<u64>,
@@ -25,6 +27,8 @@ pub struct Overrides {
     pub kv_tokens: Option<u64>,
     /// Prefill speed in tokens/s.
     pub prefill_tps: Option<f64>,
+    /// Decoding speed while a prefill runs, as a share, above 0 and at most 1.
+    pub decode_share: Option<f64>,
 }
 
 /// A profile `factor` times as fast at every concurrency, prefill included.
@@ -64,6 +68,7 @@ impl Fleet {
             profile.kv_capacity_tokens =
                 kv_tokens.max(profile.max_model_len.next_multiple_of(profile.block_size_tokens));
             profile.prefill_tps = overrides.prefill_tps.unwrap_or(profile.prefill_tps);
+            profile.decode_share_during_prefill = overrides.decode_share.unwrap_or(profile.decode_share_during_prefill);
             engines.push(profile);
         }
         Self::new(engines)
@@ -80,6 +85,22 @@ impl Fleet {
         Ok(Self { engines, measured_tps })
     }
 
+    /// The same machines over and over, until there are so many.
+    #[must_use]
+    pub fn repeated(&self, endpoints: usize) -> Self {
+        fn repeat<T: Clone>(of: &[T], count: usize) -> Vec<T> {
+            of.iter().cloned().cycle().take(count).collect()
+        }
+        Self { engines: repeat(&self.engines, endpoints), measured_tps: repeat(&self.measured_tps, endpoints) }
+    }
+
+    /// The most tokens/s that each engine generates, however many requests it takes.
+    #[must_use]
+    pub fn best_tps(&self) -> Vec<f64> {
+        let best = |engine: &Profile| engine.curve.iter().map(|(_, tps)| *tps).fold(0.0, f64::max);
+        self.engines.iter().map(best).collect()
+    }
+
     /// Each endpoint's part of the fleet's throughput.
     #[must_use]
     pub fn shares(&self) -> Vec<f64> {
@@ -87,29 +108,65 @@ impl Fleet {
         self.measured_tps.iter().map(|tps| tps / all).collect()
     }
 
-    /// The pool as a prober would tell it: weights by throughput over the median, prefill speed, KV size and window.
-    ///
-    /// # Errors
-    /// When the routing code refuses it.
-    pub fn pool(&self, policy: &str, choices: u32, affinity: bool, k: f64) -> anyhow::Result<Pool> {
+    /// Each endpoint's weight as a prober would measure it.
+    #[must_use]
+    pub fn weights(&self) -> Vec<f64> {
         let measured: Vec<Option<f64>> = self.measured_tps.iter().copied().map(Some).collect();
-        let weights = weights(&measured, Clamp::default());
+        weights(&measured, Clamp::default()).into_iter().map(|weight| weight.map_or(1.0, Weight::get)).collect()
+    }
+
+    /// The snapshot as a prober would send it: weights by throughput over the median, prefill speed, KV size and window, and
+    /// how each endpoint stands (ready where nothing is said).
+    #[must_use]
+    pub fn snapshot(&self, tuning: &Tuning, standing: &[Standing]) -> String {
+        // Prompt tokens that count for more are worth more everywhere they are counted.
+        let scale = tuning.prompt_weight;
         let endpoints: Vec<_> = self
             .engines
             .iter()
-            .zip(weights)
+            .zip(self.weights())
             .enumerate()
             .map(|(nth, (engine, weight))| {
-                json!({"id": format!("e{nth}"), "address": format!("127.0.0.1:{}", nth + 1),
-                    "weight": weight.map_or(1.0, |weight| weight.get()), "prefill_tps": engine.prefill_tps,
-                    "kv_tokens": engine.kv_capacity_tokens, "context_window": engine.max_model_len})
+                let Standing { ready, epoch } = standing.get(nth).copied().unwrap_or_default();
+                json!({"id": format!("e{nth}"), "address": format!("127.{}.{}.1:8000", nth / 256, nth % 256),
+                    "weight": weight, "prefill_tps": engine.prefill_tps * scale, "kv_tokens": engine.kv_capacity_tokens,
+                    "context_window": (scale == 1.0).then_some(engine.max_model_len), "epoch": epoch,
+                    "state": if ready { "ready" } else { "unhealthy" }})
             })
             .collect();
+        let choices = tuning.choices.map_or(json!("all"), |count| json!(count));
+        let budget = (f64::from(tuning.prefill_budget) * scale) as u32;
         let snapshot = json!({"format": 1, "version": 1, "pools": [{
-            "name": "fleet", "models": ["m"], "policy": {"name": policy, "choices": choices},
-            "affinity": {"enabled": affinity, "k": k}, "median_tps": median(self.measured_tps.iter().copied()),
+            "name": "fleet", "models": ["m"], "policy": {"name": tuning.policy, "choices": choices},
+            "affinity": {"enabled": tuning.affinity, "k": tuning.k},
+            "admission": {"base_cap": tuning.base_cap, "queue": tuning.queue, "max_wait_ms": tuning.max_wait_ms,
+                "ageing_ms": tuning.ageing_ms, "prefill_budget_tokens": budget},
+            "median_tps": median(self.measured_tps.iter().copied()),
             "endpoints": endpoints}]});
-        Snapshot::from_json(snapshot.to_string().as_bytes())?.pools.pop().context("one pool")
+        snapshot.to_string()
+    }
+
+    /// The pool of that snapshot.
+    ///
+    /// # Errors
+    /// When the routing code refuses it.
+    pub fn pool(&self, tuning: &Tuning, standing: &[Standing]) -> anyhow::Result<Pool> {
+        Snapshot::from_json(self.snapshot(tuning, standing).as_bytes())?.pools.pop().context("one pool")
+    }
+}
+
+/// How an endpoint stands in a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether it takes traffic.
+    pub ready: bool,
+    /// Changes when its engine restarts.
+    pub epoch: u64,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        Standing { ready: true, epoch: 0 }
     }
 }
 
@@ -120,7 +177,7 @@ mod tests {
     #[test]
     fn the_published_fleet_has_the_weights_of_its_throughput() {
         let fleet = Fleet::parse("980,479,240,240", Overrides::default()).unwrap();
-        let pool = fleet.pool("p2c", 2, true, 1.0).unwrap();
+        let pool = fleet.pool(&Tuning::default(), &[]).unwrap();
         let weights: Vec<u32> = pool.endpoints.iter().map(|endpoint| endpoint.weight.hundredths()).collect();
         assert_eq!(weights, [272, 133, 67, 67]);
         assert!((pool.affinity.median_tps - 359.5).abs() < 1.0);

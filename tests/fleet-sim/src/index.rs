@@ -63,9 +63,10 @@ pub fn recall(pool: &Pool, conversations: u64, checkpoints: u64) -> Recall {
 mod tests {
     use super::*;
     use crate::fleet::{Fleet, Overrides};
+    use crate::policy::Tuning;
 
     fn pool() -> Pool {
-        Fleet::parse("980,479,240,240", Overrides::default()).unwrap().pool("p2c", 2, true, 1.0).unwrap()
+        Fleet::parse("980,479,240,240", Overrides::default()).unwrap().pool(&Tuning::default(), &[]).unwrap()
     }
 
     #[test]

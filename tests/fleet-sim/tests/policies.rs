@@ -1,9 +1,9 @@
 //! What the policies must be able to do, on seeded workloads.
 
 use fleet_sim::fleet::{Fleet, Overrides};
-use fleet_sim::gateway::run;
-use fleet_sim::policy::Policy;
-use fleet_sim::report::{Outcome, quantile};
+use fleet_sim::outcome::{Outcome, Served, quantile};
+use fleet_sim::policy::{Policy, Tuning};
+use fleet_sim::sim::{Setting, run};
 use fleet_sim::workload::Workload;
 use fleet_sim::workload::synthetic::{Arrivals, Settings, Synthetic};
 
@@ -15,26 +15,39 @@ fn fleet(text: &str) -> Fleet {
 
 fn play(fleet: &Fleet, settings: &Settings, policy: Policy, k: f64) -> Outcome {
     let mut workload = Synthetic::new(settings.clone());
-    let mut router = policy.router(fleet, k, workload.median_output(), !settings.seed).unwrap();
-    let outcome = run(fleet, &mut workload, router.as_mut(), settings.requests / 10).unwrap();
-    println!("{}", outcome.row(&format!("{} k {k}", policy.name())));
-    let served = outcome.served.iter().sum::<u64>();
-    assert_eq!(served + outcome.refused, settings.requests - settings.requests / 10, "nobody is lost");
+    let tuning = Tuning { k, median_output: workload.median_output(), ..Tuning::default() };
+    let router = policy.router(fleet, &tuning, !settings.seed).unwrap();
+    let setting = Setting { warm_up: settings.requests / 10, ..Setting::default() };
+    let outcome = run(fleet, &mut workload, vec![router], &setting).unwrap();
+    let served = outcome.served.len() as u64;
+    assert_eq!(served + outcome.total_shed(), settings.requests - settings.requests / 10, "nobody is lost");
     outcome
 }
 
-fn p99(list: &[f64]) -> f64 {
-    quantile(list, 0.99)
+fn p99(outcome: &Outcome, of: fn(&Served) -> Option<f64>) -> f64 {
+    quantile(&outcome.ascending(of), 0.99)
+}
+
+fn ttft(outcome: &Outcome) -> f64 {
+    p99(outcome, |of| Some(of.ttft_ms))
+}
+
+fn tpot(outcome: &Outcome) -> f64 {
+    p99(outcome, |of| of.tpot_ms)
+}
+
+fn e2e(outcome: &Outcome) -> f64 {
+    p99(outcome, |of| Some(of.e2e_ms))
 }
 
 /// Conversations at a load that keeps the fast engine's prefill busy, were nothing cached.
 fn conversations() -> Settings {
-    Settings { arrivals: Arrivals::Poisson(10.5), conversations: 1.0, requests: 20_000, ..Settings::default() }
+    Settings { arrivals: Arrivals::poisson(10.5), conversations: 1.0, requests: 20_000, ..Settings::default() }
 }
 
 /// Six of ten are turns of conversations, at the same load.
 fn mixed() -> Settings {
-    Settings { arrivals: Arrivals::Poisson(10.0), requests: 20_000, ..Settings::default() }
+    Settings { arrivals: Arrivals::poisson(10.0), requests: 20_000, ..Settings::default() }
 }
 
 #[test]
@@ -53,14 +66,14 @@ fn the_same_seed_gives_the_same_run() {
 fn drawing_by_weight_keeps_the_slow_ones_from_filling_up() {
     let fleet = fleet("4x,0.5x,0.5x,0.5x");
     let settings = Settings {
-        arrivals: Arrivals::Poisson(0.3 * fleet.measured_tps.iter().sum::<f64>() / 64.0),
+        arrivals: Arrivals::poisson(0.3 * fleet.measured_tps.iter().sum::<f64>() / 64.0),
         conversations: 0.0,
         single: (60, 60),
         ..Settings::default()
     };
     let (by_weight, uniformly) =
         (play(&fleet, &settings, Policy::P2c, 1.0), play(&fleet, &settings, Policy::Uniform, 1.0));
-    assert!(p99(&by_weight.tpot_ms) < 0.75 * p99(&uniformly.tpot_ms));
+    assert!(tpot(&by_weight) < 0.75 * tpot(&uniformly));
 }
 
 #[test]
@@ -69,8 +82,8 @@ fn counts_equal_to_capacity_beat_equal_counts() {
     let ours = play(&fleet, &settings, Policy::P2c, 1.0);
     for (policy, at_most) in [(Policy::RoundRobin, 0.65), (Policy::Random, 0.6), (Policy::LeastRequest, 0.9)] {
         let theirs = play(&fleet, &settings, policy, 1.0);
-        assert!(p99(&ours.tpot_ms) < at_most * p99(&theirs.tpot_ms), "{policy:?}");
-        assert!(p99(&ours.e2e_ms) < at_most * p99(&theirs.e2e_ms), "{policy:?}");
+        assert!(tpot(&ours) < at_most * tpot(&theirs), "{policy:?}");
+        assert!(e2e(&ours) < at_most * e2e(&theirs), "{policy:?}");
     }
 }
 
@@ -80,8 +93,8 @@ fn affinity_finds_more_and_answers_sooner() {
     let with = play(&fleet, &settings, Policy::Affinity, 1.0);
     let without = play(&fleet, &settings, Policy::P2c, 1.0);
     assert!(with.hit_rate() > without.hit_rate() + 0.08);
-    assert!(p99(&with.ttft_ms) < 0.9 * p99(&without.ttft_ms));
-    assert!(p99(&with.e2e_ms) < 1.05 * p99(&without.e2e_ms));
+    assert!(ttft(&with) < 0.9 * ttft(&without));
+    assert!(e2e(&with) < 1.05 * e2e(&without));
     // What the index says is there, is there.
     assert!(with.believed_wrongly as f64 / (with.believed_tokens as f64) < 0.01);
     assert!(with.index_bytes <= 2 * 1024 * 1024);
@@ -90,10 +103,10 @@ fn affinity_finds_more_and_answers_sooner() {
 #[test]
 fn without_reuse_affinity_costs_nothing() {
     let (fleet, settings) = (fleet(PUBLISHED), Settings { conversations: 0.0, ..mixed() });
-    let settings = Settings { arrivals: Arrivals::Poisson(9.0), ..settings };
+    let settings = Settings { arrivals: Arrivals::poisson(9.0), ..settings };
     let (with, without) = (play(&fleet, &settings, Policy::Affinity, 1.0), play(&fleet, &settings, Policy::P2c, 1.0));
     assert!(with.ideal_hit_rate() < 1e-9 && with.believed_tokens == 0, "a false match: {}", with.believed_tokens);
-    assert!((p99(&with.ttft_ms) / p99(&without.ttft_ms) - 1.0).abs() < 0.03);
+    assert!((ttft(&with) / ttft(&without) - 1.0).abs() < 0.03);
 }
 
 #[test]
@@ -126,8 +139,8 @@ fn the_allowance_pays_for_itself() {
             assert!(outcome.hit_rate() > hits - 0.01, "a larger allowance finds no less");
             hits = outcome.hit_rate();
             if k == 1.0 {
-                assert!(p99(&outcome.ttft_ms) < 1.1 * p99(&without.ttft_ms));
-                assert!(p99(&outcome.e2e_ms) < 1.1 * p99(&without.e2e_ms));
+                assert!(ttft(&outcome) < 1.1 * ttft(&without));
+                assert!(e2e(&outcome) < 1.1 * e2e(&without));
             }
         }
     }
@@ -137,8 +150,8 @@ fn the_allowance_pays_for_itself() {
 fn pending_tokens_see_long_prompts() {
     // Prompts of 100 to 4,000 tokens, nothing shared: in-flight counts take them for equal, pending tokens do not.
     let fleet = fleet(PUBLISHED);
-    let settings = Settings { arrivals: Arrivals::Poisson(9.0), conversations: 0.0, ..mixed() };
+    let settings = Settings { arrivals: Arrivals::poisson(9.0), conversations: 0.0, ..mixed() };
     let tokens = play(&fleet, &settings, Policy::LeastPendingTokens, 1.0);
     let counts = play(&fleet, &settings, Policy::P2c, 1.0);
-    assert!(p99(&tokens.ttft_ms) < 0.8 * p99(&counts.ttft_ms));
+    assert!(ttft(&tokens) < 0.8 * ttft(&counts));
 }

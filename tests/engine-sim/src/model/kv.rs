@@ -106,6 +106,11 @@ impl KvCache {
         self.index.len() - self.evictable + self.private
     }
 
+    /// Blocks that are empty or could be evicted.
+    pub fn free(&self) -> usize {
+        self.capacity - self.in_use().min(self.capacity)
+    }
+
     /// Referenced plus private blocks, without `unfilled` private ones, as a share of the capacity, 0 to 1.
     pub fn usage(&self, unfilled: usize) -> f64 {
         if self.capacity == 0 {

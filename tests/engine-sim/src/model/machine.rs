@@ -2,6 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use super::forecast::{first_step, steps_needed};
 use super::{Curve, Event, EventKind, KvCache, Nanos, Profile, ProfileError, Request, SubmitError, nanos};
 
 /// One engine. See the [module documentation](super) for what is modelled.
@@ -35,25 +36,38 @@ struct Step {
 }
 
 #[derive(Debug)]
-struct Sequence {
-    request: Request,
-    prefill: Nanos,
-    private_blocks: usize,
-    steps_done: u64,
+pub(super) struct Sequence {
+    pub(super) request: Request,
+    pub(super) prefill: Nanos,
+    pub(super) private_blocks: usize,
+    pub(super) steps_done: u64,
+}
+
+/// What a forecast starts from.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    pub(super) waiting: &'a VecDeque<Request>,
+    pub(super) prefilling: &'a VecDeque<Sequence>,
+    pub(super) prefill_end: Option<Nanos>,
+    pub(super) ready: &'a [Sequence],
+    pub(super) decoding: &'a [Sequence],
+    /// End and length of the step under way.
+    pub(super) step: Option<(Nanos, Nanos)>,
+    pub(super) free_blocks: usize,
 }
 
 impl Sequence {
     fn steps_needed(&self) -> u64 {
-        (self.request.output_tokens as f64 * self.request.slow).ceil() as u64
+        steps_needed(&self.request)
     }
 
-    fn steps_left(&self) -> u64 {
+    pub(super) fn steps_left(&self) -> u64 {
         self.steps_needed().saturating_sub(self.steps_done).max(1)
     }
 
     /// The step that brings the first token.
-    fn first_step(&self) -> u64 {
-        (self.request.slow.ceil() as u64).clamp(1, self.steps_needed())
+    pub(super) fn first_step(&self) -> u64 {
+        first_step(&self.request)
     }
 
     fn tokens(&self) -> u64 {
@@ -294,12 +308,7 @@ impl Model {
         };
         // The last token of a prompt is always computed: its output is the first new token.
         let cached_tokens = (matched as u64).min((request.prompt_tokens - 1) / block) * block;
-        let computed = (request.prompt_tokens - cached_tokens).saturating_sub(self.profile.prefill_included_tokens);
-        let prefill = if self.profile.prefill_tps > 0.0 {
-            nanos(computed as f64 / self.profile.prefill_tps * request.slow)
-        } else {
-            0
-        };
+        let prefill = self.prefill_time(&request, cached_tokens);
         if self.profile.prefix_caching {
             self.stats.cache_query_tokens += request.prompt_tokens;
         }
@@ -312,15 +321,37 @@ impl Model {
     }
 
     fn step_length(&self) -> Nanos {
-        let n = self.decoding.len();
-        let mut speed = self.curve.total_tps(n);
+        self.step_of(self.decoding.len(), !self.prefilling.is_empty())
+    }
+
+    /// How long a step of so many sequences takes, while a prefill is under way or not.
+    pub(super) fn step_of(&self, sequences: usize, prefilling: bool) -> Nanos {
+        let mut speed = self.curve.total_tps(sequences);
         if self.stats.cold_tokens_left > 0 {
             speed *= self.profile.cold.speed;
         }
-        if !self.prefilling.is_empty() {
+        if prefilling {
             speed *= self.profile.decode_share_during_prefill;
         }
-        nanos(n as f64 / speed)
+        nanos(sequences as f64 / speed)
+    }
+
+    /// How many leading blocks of these are in the cache.
+    #[must_use]
+    pub fn matched(&self, blocks: &[u64]) -> usize {
+        self.kv.matched(blocks)
+    }
+
+    pub(super) fn parts(&self) -> Parts<'_> {
+        Parts {
+            waiting: &self.waiting,
+            prefilling: &self.prefilling,
+            prefill_end: self.prefill_end,
+            ready: &self.ready,
+            decoding: &self.decoding,
+            step: self.step.map(|step| (step.end, step.length)),
+            free_blocks: self.kv.free(),
+        }
     }
 
     /// Steps, from the one under way, that are all alike unless something arrives or a prefill ends. Only one when the

@@ -38,12 +38,14 @@
 //! Preemption, chunked prefill, speculative decoding, several ranks.
 
 mod curve;
+mod forecast;
 mod kv;
 mod machine;
 mod profile;
 mod request;
 
 pub use curve::Curve;
+pub use forecast::Forecast;
 pub use kv::KvCache;
 pub use machine::{Model, Stats};
 pub use profile::{Cold, Profile, ProfileError};

@@ -8,11 +8,11 @@ use engine_sim::model::{Nanos, nanos};
 
 use super::{Call, Replay, checkpoints, mix};
 
-/// Reads a trace, `speed` times as fast as it was recorded, at most `limit` requests.
+/// Reads a trace, at most `limit` requests.
 ///
 /// # Errors
 /// Names the line that cannot be read.
-pub fn read(path: &Path, speed: f64, limit: usize) -> anyhow::Result<Replay> {
+pub fn read(path: &Path, limit: usize) -> anyhow::Result<Replay> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut lines = text.lines().enumerate();
     let head = lines.next().map_or("", |(_, head)| head.trim());
@@ -23,6 +23,7 @@ pub fn read(path: &Path, speed: f64, limit: usize) -> anyhow::Result<Replay> {
         let (at, prompt_tokens, output_tokens) = read;
         let hash = |tokens| mix(nth as u64, tokens);
         let call = Call {
+            conversation: nth as u64,
             prompt_tokens: prompt_tokens.max(1),
             output_tokens: output_tokens.max(1),
             prefixes: checkpoints(&[prompt_tokens], hash),
@@ -33,7 +34,7 @@ pub fn read(path: &Path, speed: f64, limit: usize) -> anyhow::Result<Replay> {
     }
     times.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let start = times.first().map_or(0.0, |(at, _)| *at);
-    let calls: Vec<(Nanos, Call)> = times.into_iter().map(|(at, call)| (nanos((at - start) / speed), call)).collect();
+    let calls: Vec<(Nanos, Call)> = times.into_iter().map(|(at, call)| (nanos(at - start), call)).collect();
     Ok(Replay::new(calls))
 }
 
@@ -76,15 +77,15 @@ mod tests {
             "2023-12-01 00:00:01.5000000,100,0",
         ];
         std::fs::write(&path, lines.join("\r\n")).unwrap();
-        let mut replay = read(&path, 4.0, 10).unwrap();
-        assert_eq!(replay.len(), 2);
+        let mut replay = read(&path, 10).unwrap();
+        assert_eq!((replay.len(), replay.rate(), replay.faster(4.0).rate()), (2, 1.0, 4.0));
         let first = replay.take().unwrap();
         assert_eq!((first.prompt_tokens, first.output_tokens, first.blocks.len()), (4_808, 10, 0));
-        assert_eq!(replay.next_at(), Some(500_000_000));
+        assert_eq!(replay.next_at(), Some(2_000_000_000));
         let second = replay.take().unwrap();
         assert_eq!((second.prompt_tokens, second.output_tokens), (100, 1));
         assert!(first.prefixes.iter().all(|prefix| !second.prefixes.contains(prefix)));
         std::fs::write(&path, "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2").unwrap();
-        assert!(read(&path, 1.0, 9).unwrap_err().to_string().contains("trace.csv:2"));
+        assert!(read(&path, 9).unwrap_err().to_string().contains("trace.csv:2"));
     }
 }

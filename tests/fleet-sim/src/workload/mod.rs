@@ -3,6 +3,7 @@
 //! Content is never text, only hashes of beginnings: a beginning of so many tokens of the same conversation has the same
 //! hash everywhere, in the engines' KV blocks and in the gateway's checkpoints.
 
+pub mod arrivals;
 pub mod azure;
 pub mod mooncake;
 pub mod synthetic;
@@ -24,7 +25,7 @@ pub const PREFIX_TOKENS: u64 = 16_384;
 /// One request.
 #[derive(Debug, Clone, Default)]
 pub struct Call {
-    /// Tells the workload which conversation goes on.
+    /// Which conversation it is a turn of; a request that stands alone has one to itself.
     pub conversation: u64,
     /// Prompt length, at least 1.
     pub prompt_tokens: u64,
@@ -99,6 +100,26 @@ impl Replay {
         Self { calls: calls.into(), median_output }
     }
 
+    /// The requests, without their times.
+    pub fn calls(&self) -> impl Iterator<Item = &Call> {
+        self.calls.iter().map(|(_, call)| call)
+    }
+
+    /// Requests per second, from the first to the last.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        let at = |end: Option<&(Nanos, Call)>| end.map_or(0, |(at, _)| *at);
+        let nanos = at(self.calls.back()).saturating_sub(at(self.calls.front()));
+        self.calls.len() as f64 / (nanos as f64 / 1e9).max(f64::MIN_POSITIVE)
+    }
+
+    /// The same requests, `speed` times as fast.
+    #[must_use]
+    pub fn faster(&self, speed: f64) -> Self {
+        let calls = self.calls.iter().map(|(at, call)| ((*at as f64 / speed) as Nanos, call.clone())).collect();
+        Self { calls, median_output: self.median_output }
+    }
+
     /// Number of requests still to come.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -131,6 +152,42 @@ impl Workload for Replay {
 
     fn median_output(&self) -> u64 {
         self.median_output
+    }
+}
+
+/// Requests that come as soon as there is room for them: so many at a time, until none is left.
+#[derive(Debug, Clone)]
+pub struct Saturation {
+    calls: VecDeque<Call>,
+    free: usize,
+    now: Nanos,
+}
+
+impl Saturation {
+    /// These requests, `at_a_time` of them.
+    #[must_use]
+    pub fn new(calls: Vec<Call>, at_a_time: usize) -> Self {
+        Self { calls: calls.into(), free: at_a_time, now: 0 }
+    }
+}
+
+impl Workload for Saturation {
+    fn next_at(&self) -> Option<Nanos> {
+        (self.free > 0 && !self.calls.is_empty()).then_some(self.now)
+    }
+
+    fn take(&mut self) -> Option<Call> {
+        self.free = self.free.checked_sub(1)?;
+        self.calls.pop_front()
+    }
+
+    fn ended(&mut self, _: u64, now: Nanos, _: bool) {
+        self.free += 1;
+        self.now = now;
+    }
+
+    fn median_output(&self) -> u64 {
+        1
     }
 }
 

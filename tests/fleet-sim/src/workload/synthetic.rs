@@ -1,27 +1,37 @@
 //! Conversations that grow turn by turn, and single prompts.
 //!
-//! New conversations and single prompts arrive in a Poisson stream; the next turn of a conversation comes a think time
+//! New conversations and single prompts arrive by a [process](super::arrivals) of their own; the next turn of a conversation comes a think time
 //! after its answer, and repeats everything said before. Or a fixed number of users, each of whom starts anew when done.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use engine_sim::model::{Nanos, nanos};
+use engine_sim::model::{Nanos, nanos, seconds};
 use weighbridge_routing::rng::SplitMix64;
 
+use super::arrivals::{Process, unit};
 use super::{BLOCK_TOKENS, Call, Workload, checkpoints, mix};
 
 /// When requests come.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub enum Arrivals {
-    /// So many requests per second in the long run.
-    Poisson(f64),
+    /// Requests per second in the long run, and how they vary. New conversations and single prompts follow the process;
+    /// later turns follow their answers.
+    Open(Process),
     /// So many users, each with one request at a time.
     Users(u64),
 }
 
+impl Arrivals {
+    /// So many requests per second in a Poisson stream.
+    #[must_use]
+    pub fn poisson(rate: f64) -> Self {
+        Arrivals::Open(Process::poisson(rate))
+    }
+}
+
 /// What the requests are like. Lengths in tokens; ranges include both ends.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Settings {
     /// When they come.
     pub arrivals: Arrivals,
@@ -51,7 +61,7 @@ impl Default for Settings {
     /// 60 % conversations, 40 % single prompts of 100 to 4,000 tokens, outputs of 64 on average.
     fn default() -> Self {
         Self {
-            arrivals: Arrivals::Poisson(1.0),
+            arrivals: Arrivals::poisson(1.0),
             conversations: 0.6,
             turns: (2, 14),
             think_s: 10.0,
@@ -98,8 +108,8 @@ pub struct Synthetic {
     rng: SplitMix64,
     /// Chance that a newcomer is a conversation.
     newcomers: f64,
-    /// Mean time between newcomers.
-    gap_s: f64,
+    /// When newcomers come, where they do not wait for others to leave.
+    starts: Option<Process>,
     next_start: Nanos,
     due: BinaryHeap<Reverse<(Nanos, u64)>>,
     open: HashMap<u64, Conversation>,
@@ -116,14 +126,14 @@ impl Synthetic {
         let share = settings.conversations.clamp(0.0, 1.0);
         let newcomers = share / (turns * (1.0 - share) + share);
         let requests_each = newcomers * turns + (1.0 - newcomers);
-        let gap_s = match settings.arrivals {
-            Arrivals::Poisson(rate) => requests_each / rate,
-            Arrivals::Users(_) => 0.0,
+        let starts = match settings.arrivals {
+            Arrivals::Open(process) => Some(Process { rate: process.rate / requests_each, ..process }),
+            Arrivals::Users(_) => None,
         };
         let mut source = Self {
             rng: SplitMix64::seeded(settings.seed),
             newcomers,
-            gap_s,
+            starts,
             next_start: 0,
             due: BinaryHeap::new(),
             open: HashMap::new(),
@@ -133,7 +143,7 @@ impl Synthetic {
             settings,
         };
         match source.settings.arrivals {
-            Arrivals::Poisson(_) => source.next_start = nanos(source.exponential(gap_s)),
+            Arrivals::Open(_) => source.next_start = source.next_start(),
             Arrivals::Users(users) => {
                 for _ in 0..users {
                     let at = nanos(source.exponential(source.settings.think_s));
@@ -147,22 +157,36 @@ impl Synthetic {
     /// Means over a sample of what these settings bring, whatever happens to it.
     #[must_use]
     pub fn demand(settings: &Settings) -> Demand {
-        const SAMPLE: u64 = 20_000;
-        let arrivals = Arrivals::Poisson(1.0);
-        let mut source = Self::new(Settings { requests: SAMPLE, think_s: 1e-6, arrivals, ..settings.clone() });
-        let mut sum = Demand { prompt_tokens: 0.0, new_tokens: 0.0, output_tokens: 0.0 };
-        while let (Some(at), Some(call)) = (source.next_at(), source.take()) {
-            sum.prompt_tokens += call.prompt_tokens as f64 / SAMPLE as f64;
-            sum.new_tokens += (call.prompt_tokens - call.known_tokens) as f64 / SAMPLE as f64;
-            sum.output_tokens += call.output_tokens as f64 / SAMPLE as f64;
-            source.ended(call.conversation, at, true);
+        let sample =
+            Self::sample(&Settings { think_s: 1e-6, arrivals: Arrivals::poisson(1.0), ..settings.clone() }, 20_000);
+        let mean = |of: fn(&Call) -> u64| sample.iter().map(of).sum::<u64>() as f64 / sample.len().max(1) as f64;
+        Demand {
+            prompt_tokens: mean(|call| call.prompt_tokens),
+            new_tokens: mean(|call| call.prompt_tokens - call.known_tokens),
+            output_tokens: mean(|call| call.output_tokens),
         }
-        sum
     }
 
-    /// A number in (0, 1].
+    /// The first requests that these settings bring when every answer comes at once.
+    #[must_use]
+    pub fn sample(settings: &Settings, requests: u64) -> Vec<Call> {
+        let mut source = Self::new(Settings { requests, ..settings.clone() });
+        let mut calls = Vec::new();
+        while let (Some(at), Some(call)) = (source.next_at(), source.take()) {
+            source.ended(call.conversation, at, true);
+            calls.push(call);
+        }
+        calls
+    }
+
+    /// When the next newcomer comes after the one before.
+    fn next_start(&mut self) -> Nanos {
+        let Some(starts) = self.starts else { return Nanos::MAX };
+        self.next_start.saturating_add(nanos(starts.gap_s(seconds(self.next_start), &mut self.rng)))
+    }
+
     fn unit(&mut self) -> f64 {
-        ((self.rng.next_u64() >> 11) as f64 + 1.0) / (1u64 << 53) as f64
+        unit(&mut self.rng)
     }
 
     fn exponential(&mut self, mean: f64) -> f64 {
@@ -223,16 +247,16 @@ impl Workload for Synthetic {
         }
         let due = self.due.peek().map(|Reverse((at, _))| *at);
         match self.settings.arrivals {
-            Arrivals::Poisson(_) => Some(due.map_or(self.next_start, |due| due.min(self.next_start))),
+            Arrivals::Open(_) => Some(due.map_or(self.next_start, |due| due.min(self.next_start))),
             Arrivals::Users(_) => due,
         }
     }
 
     fn take(&mut self) -> Option<Call> {
         let now = self.next_at()?;
-        if matches!(self.settings.arrivals, Arrivals::Poisson(_)) && self.next_start == now {
+        if matches!(self.settings.arrivals, Arrivals::Open(_)) && self.next_start == now {
             self.start(now);
-            self.next_start = now + nanos(self.exponential(self.gap_s));
+            self.next_start = self.next_start();
         }
         let Reverse((_, id)) = self.due.pop()?;
         self.taken += 1;
@@ -306,7 +330,7 @@ mod tests {
 
     #[test]
     fn rate_and_mix_are_as_set() {
-        let calls = all(Settings { arrivals: Arrivals::Poisson(20.0), requests: 40_000, ..Settings::default() });
+        let calls = all(Settings { arrivals: Arrivals::poisson(20.0), requests: 40_000, ..Settings::default() });
         let seconds = calls.last().unwrap().0 as f64 / 1e9;
         // The first turns come alone, so the rate is reached from below.
         let rate = calls.len() as f64 / seconds;
