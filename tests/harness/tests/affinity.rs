@@ -207,6 +207,7 @@ async fn c11_an_unhealthy_or_restarted_holder_is_forgotten() {
     let mut conversation = Conversation::default();
     let first = turn(&envoy, &mut conversation, &text(2_000, 1), 8).await;
     let (home, other) = if first.endpoint() == "a" { (0, 1) } else { (1, 0) };
+    let life = prober.endpoint(engines[home].name()).await.unwrap()["epoch"].clone();
     engines[home].kill().await;
     in_state(&prober, engines[home].name(), "unhealthy").await;
     common::applied(&prober).await;
@@ -218,6 +219,14 @@ async fn c11_an_unhealthy_or_restarted_holder_is_forgotten() {
     // Back, and empty: it holds nothing of the first turn any more.
     engines[home].revive().await.unwrap();
     in_state(&prober, engines[home].name(), "ready").await;
+    // It says itself when it started, so another life is known with the next reading of its metrics.
+    eventually("another life is known", DEADLINE, async || {
+        let endpoint = prober.endpoint(engines[home].name()).await?;
+        ensure!(endpoint["epoch"] != life, "{endpoint}");
+        Ok(())
+    })
+    .await
+    .unwrap();
     common::applied(&prober).await;
     let mut again = Conversation::default();
     let fourth = turn(&envoy, &mut again, &text(2_000, 1), 8).await;
