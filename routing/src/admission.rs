@@ -1,4 +1,18 @@
 //! How a pool lets requests in: the queue's limits and the prefill budget.
+//!
+//! **Prefill budget.** Of the prompts that it has not answered yet, an endpoint takes a further one when
+//!
+//! ```text
+//! prompts < 2   or   tokens + new <= budget x weight
+//! ```
+//!
+//! with `tokens` the uncached tokens of those prompts and `new` those of the further one; prompts below
+//! [`WORTH_TELLING_TOKENS`](crate::live::WORTH_TELLING_TOKENS) do not count and always may. By weight, because twice the speed
+//! computes twice as much in the same time: the same number for all fills the slow endpoints with more than their share. Two
+//! at any length, because an endpoint that computes one prompt only stands still from its end until the gateway knows of it
+//! and has sent the next.
+
+use crate::weight::Weight;
 
 /// Checked settings of admission. What a full pool cannot take now waits in the queue of the live table (see
 /// [`crate::live::queue`]) within these limits; past them it is refused.
@@ -12,7 +26,7 @@ pub struct Admission {
     pub max_wait_ms: u32,
     /// Waiting so long (ms) is worth one level of priority; 0: low priorities wait for ever.
     pub ageing_ms: u32,
-    /// Prompt tokens that an endpoint may have to compute at a time; 0: any number. One prompt always may.
+    /// Prompt tokens that an endpoint may have to compute at a time, per unit of weight; 0: any number. Two prompts always may.
     pub prefill_budget_tokens: u32,
 }
 
@@ -26,6 +40,12 @@ impl Default for Admission {
             prefill_budget_tokens: 16_384,
         }
     }
+}
+
+/// The prefill budget of an endpoint in tokens: `base x weight`, to the nearest and at least 1; 0, which is no limit, stays 0.
+#[must_use]
+pub fn prefill_budget(base: u32, weight: Weight) -> u32 {
+    if base == 0 { 0 } else { ((f64::from(base) * weight.get()).round() as u32).max(1) }
 }
 
 /// The longest that a request may be told to stay away (s).
@@ -61,6 +81,15 @@ pub fn expected_wait_ms(free_slots: u64, waiting: usize, releases_per_s: f64, ma
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefill_budget_grows_with_weight_and_none_stays_none() {
+        let weight = |weight| Weight::try_new(weight).unwrap();
+        assert_eq!(prefill_budget(16_384, weight(1.0)), 16_384);
+        assert_eq!([prefill_budget(16_384, weight(2.67)), prefill_budget(16_384, weight(0.67))], [43_745, 10_977]);
+        assert_eq!([prefill_budget(0, weight(2.67)), prefill_budget(1, weight(0.01))], [0, 1]);
+        assert_eq!(prefill_budget(u32::MAX, weight(8.0)), u32::MAX);
+    }
 
     #[test]
     fn retry_after_follows_the_drain_rate() {

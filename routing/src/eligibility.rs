@@ -21,6 +21,8 @@ pub struct Load {
     pub pending_tokens: u32,
     /// Of these, tokens of prompts that are being computed (see [`Counts`](crate::live::table::Counts)).
     pub prefill_tokens: u32,
+    /// How many prompts these are.
+    pub prefills: u32,
     /// Whether its prefill budget is kept for a waiter whose prompt is too long for what is left of it.
     pub prefill_kept: bool,
     /// Passive health.
@@ -34,6 +36,19 @@ impl Load {
     #[must_use]
     pub fn total(&self) -> u32 {
         self.in_flight.saturating_add(self.elsewhere)
+    }
+
+    /// The longest prompt, in uncached tokens, that the endpoint may take besides those that it computes; what is not worth
+    /// telling it may always.
+    #[must_use]
+    pub fn prefill_left(&self, endpoint: &Endpoint) -> u64 {
+        match endpoint.prefill_budget {
+            0 => u64::MAX,
+            _ if self.prefills == 0 => u64::MAX,
+            _ if self.prefill_kept => 0,
+            _ if self.prefills == 1 => u64::MAX,
+            budget => budget.saturating_sub(self.prefill_tokens).into(),
+        }
     }
 }
 
@@ -188,8 +203,8 @@ impl Survey {
 /// stay in, and their engine decides.
 ///
 /// Prefill: long prompts that are computed at once slow down every answer that the endpoint generates meanwhile. An
-/// endpoint that computes some is left out when this one would take it past the pool's budget. What does not wait is not
-/// refused for that.
+/// endpoint that computes two or more is left out when this one would take it past its budget (see [`crate::admission`]).
+/// What does not wait is not refused for that.
 ///
 /// Back-pressure: an endpoint whose engine has pushed back is left out for a moment. A request that does not wait has nothing
 /// of that where nobody else could take it later either.
@@ -214,9 +229,9 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize
             _ => needed,
         },
     };
-    let mut look = |ejections, budget, cooling| -> Survey {
+    let mut look = |ejections, budgets, cooling| -> Survey {
         let mut survey = Survey { excluded: Vec::with_capacity(pool.endpoints.len()), panic: false };
-        let rules = Rules { needed, ejections, budget, cooling, now_ms };
+        let rules = Rules { needed, ejections, budgets, cooling, now_ms };
         for (place, endpoint) in pool.endpoints.iter().enumerate() {
             let load = loads.get(place).copied().unwrap_or_default();
             let prompt_left = || ask.prompt_tokens.saturating_sub(held(place));
@@ -225,20 +240,20 @@ pub fn survey(pool: &Pool, loads: &[Load], ask: &Ask, mut held: impl FnMut(usize
         survey
     };
     let hasty = ask.patience.max_wait_ms == 0;
-    let budget = pool.admission.prefill_budget_tokens;
-    let mut survey = look(Ejections::Respect, budget, Cooling::Respect);
+    let mut survey = look(Ejections::Respect, Budgets::Respect, Cooling::Respect);
     if survey.is_empty() && hasty && survey.any(Exclusion::Prefill) {
-        survey = look(Ejections::Respect, 0, Cooling::Respect);
+        survey = look(Ejections::Respect, Budgets::Ignore, Cooling::Respect);
     }
     if survey.is_empty() && hasty && survey.any(Exclusion::CoolingDown) && !survey.any(Exclusion::AtCap) {
-        survey = look(Ejections::Respect, 0, Cooling::Ignore);
+        survey = look(Ejections::Respect, Budgets::Ignore, Cooling::Ignore);
     }
     // A stale verdict must not close the pool.
     if survey.is_empty() && survey.any(Exclusion::Ejected) && !survey.has_full() {
-        let (budget, cooling) = if hasty { (0, Cooling::Ignore) } else { (budget, Cooling::Respect) };
-        let mut least_bad = look(Ejections::OfLate, budget, cooling);
+        let (budgets, cooling) =
+            if hasty { (Budgets::Ignore, Cooling::Ignore) } else { (Budgets::Respect, Cooling::Respect) };
+        let mut least_bad = look(Ejections::OfLate, budgets, cooling);
         if least_bad.is_empty() && !least_bad.has_full() {
-            least_bad = look(Ejections::Ignore, budget, cooling);
+            least_bad = look(Ejections::Ignore, budgets, cooling);
         }
         survey = Survey { panic: true, ..least_bad };
     }
@@ -276,6 +291,13 @@ enum Ejections {
     Ignore,
 }
 
+/// Whether prefill budgets count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Budgets {
+    Respect,
+    Ignore,
+}
+
 /// Whether back-pressure counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cooling {
@@ -287,8 +309,7 @@ struct Rules {
     /// Tokens that a window must hold.
     needed: u64,
     ejections: Ejections,
-    /// Tokens of prompts that may be computed at once; 0 when that does not matter.
-    budget: u32,
+    budgets: Budgets,
     cooling: Cooling,
     now_ms: u64,
 }
@@ -326,13 +347,11 @@ fn exclusion(
     if load.total() >= endpoint.cap {
         return Some(Exclusion::AtCap);
     }
-    // Most endpoints compute nothing at the moment, and most prompts would fit: what the endpoint holds of this one is
+    // Most endpoints compute little at the moment, and most prompts would fit: what the endpoint holds of this one is
     // looked up only where neither is so.
-    let short = |tokens: u64| {
-        tokens >= u64::from(WORTH_TELLING_TOKENS)
-            && (load.prefill_kept || tokens.saturating_add(load.prefill_tokens.into()) > u64::from(rules.budget))
-    };
-    let matters = rules.budget > 0 && load.prefill_tokens > 0;
+    let (most, least) = (load.prefill_left(endpoint), u64::from(WORTH_TELLING_TOKENS));
+    let short = |tokens: u64| tokens >= least && tokens > most;
+    let matters = rules.budgets == Budgets::Respect && most < u64::MAX;
     (matters && short(prompt_tokens) && short(prompt_left())).then_some(Exclusion::Prefill)
 }
 
@@ -380,7 +399,7 @@ mod tests {
         let pool = pool(&[None, None]);
         let hasty = Ask { prompt_tokens: 9_000, ..Ask::default() };
         let patient = Ask { patience: Patience { max_wait_ms: 1, ..Patience::default() }, ..hasty };
-        let computing = |prefill_tokens| Load { in_flight: 1, prefill_tokens, ..Load::default() };
+        let computing = |prefill_tokens| Load { in_flight: 2, prefill_tokens, prefills: 2, ..Load::default() };
         let ejected = |load| Load { passive: Passive { ejected_until_ms: 9, ..Passive::default() }, ..load };
         let with = |loads: [Load; 2], ask: &Ask, held| survey(&pool, &loads, ask, |_| held, 0);
         let loads = [computing(9_000), computing(7_000)];
@@ -391,8 +410,29 @@ mod tests {
         assert_eq!(with(loads, &hasty, 0).excluded, [None, None]);
         let loads = [ejected(loads[0]), ejected(loads[1])];
         assert_eq!((with(loads, &hasty, 0).excluded, with(loads, &hasty, 0).panic), (vec![None, None], true));
-        // A long one by itself may come however long it is.
-        assert_eq!(with([busy(1), busy(7)], &Ask { prompt_tokens: 90_000, ..hasty }, 0).excluded, [None, None]);
+        // One by itself may come however long it is, and so may one beside one.
+        let (any, one) = (Ask { prompt_tokens: 90_000, ..patient }, Load { prefills: 1, ..computing(90_000) });
+        assert_eq!(with([busy(1), one], &any, 0).excluded, [None, None]);
+        assert_eq!(with([Load { prefill_kept: true, ..one }, one], &any, 0).excluded, [Some(Exclusion::Prefill), None]);
+    }
+
+    #[test]
+    fn twice_the_weight_is_twice_the_prefill_budget() {
+        let text = r#"{"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"],
+            "admission": {"prefill_budget_tokens": 10000},
+            "endpoints": [{"id": "a", "address": "10.0.0.1:80", "weight": 0.5}, {"id": "b", "address": "10.0.0.2:80", "weight": 2.0}]}]}"#;
+        let pool = Snapshot::from_json(text.as_bytes()).unwrap().pools.pop().unwrap();
+        let ask = |prompt_tokens| Ask {
+            prompt_tokens,
+            patience: Patience { max_wait_ms: 1, ..Patience::default() },
+            ..Ask::default()
+        };
+        let loads = |prefill_tokens| [Load { prefills: 2, prefill_tokens, ..Load::default() }; 2];
+        let with = |computing, new| survey(&pool, &loads(computing), &ask(new), |_| 0, 0).excluded;
+        assert_eq!(with(4_000, 1_000), [None, None]);
+        assert_eq!(with(4_000, 1_001), [Some(Exclusion::Prefill), None]);
+        assert_eq!(with(19_000, 1_000), [Some(Exclusion::Prefill), None]);
+        assert_eq!(with(19_000, 1_001), [Some(Exclusion::Prefill); 2]);
     }
 
     // Case C21: whoever has pushed back is passed over, waited for by those who wait, and asked by those who do not only where

@@ -235,6 +235,7 @@ fn take(
         load.in_flight = load.in_flight.saturating_sub(1);
         load.pending_tokens = load.pending_tokens.saturating_sub(counts.pending_tokens);
         load.prefill_tokens = load.prefill_tokens.saturating_sub(counts.prefill_tokens);
+        load.prefills = load.prefills.saturating_sub(counts.prefills);
     }
     let pick: Pick = route::granted(board.pool(), &loads, &waiter.ask(), prefix, now_ms, at);
     table.remove_waiter(place);

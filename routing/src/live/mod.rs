@@ -9,8 +9,8 @@
 //!
 //! [`beats`] tells which rows still have a VM behind them; [`Row::sweep`] drops the others.
 //!
-//! Cost of a change: one read and one write of the whole value (40 + 56 per endpoint + 8 per row + 12 per endpoint and
-//! row bytes: 6.7 KB for 64 endpoints and 4 rows; 80 bytes more per waiter), and a scan over it.
+//! Cost of a change: one read and one write of the whole value (40 + 56 per endpoint + 8 per row + 13 per endpoint and
+//! row bytes: 7.0 KB for 64 endpoints and 4 rows; 80 bytes more per waiter), and a scan over it.
 
 pub mod beats;
 mod claim;

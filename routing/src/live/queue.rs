@@ -13,7 +13,7 @@
 //! [`allowance`] permits. When only one endpoint is free, it looks at the first [`LOOK`] waiters and
 //! takes one whose prefix it holds, if their priority is the same; nobody is passed more than [`MAX_PASSES`] times. Whoever
 //! cannot use what is free (window, prefill) holds up nobody, but the first whom a prefill budget stops
-//! keeps the budget of the endpoint that is nearest to having room, so that short prompts do not starve long ones.
+//! keeps the budget of the endpoint that computes the fewest tokens, so that short prompts do not starve long ones.
 //!
 //! A waiter that got a slot has a *grant*: it counts as in flight until its VM comes for it.
 //!
@@ -78,6 +78,7 @@ impl<'a> Board<'a> {
                 elsewhere,
                 pending_tokens: total.pending_tokens,
                 prefill_tokens: total.prefill_tokens,
+                prefills: total.prefills,
                 passive: table.passive(slot),
                 clock: table.clock(slot),
                 ..Load::default()
@@ -129,16 +130,12 @@ impl<'a> Board<'a> {
             self.ready().any(|(endpoint, load)| !ejected(load) && full(endpoint, load) && window(endpoint) == largest);
         let shut = |endpoint: &Endpoint, load: &Load| full(endpoint, load) || (ejections_count && ejected(load));
         let open = self.ready().filter(|(endpoint, load)| !shut(endpoint, load));
-        let budget = self.pool.admission.prefill_budget_tokens;
-        let left = |load: &Load| match load.prefill_tokens {
-            _ if budget == 0 => u32::MAX,
-            0 => u32::MAX,
-            _ if load.prefill_kept => 0,
-            computing => budget.saturating_sub(computing),
-        };
         open.fold(None, |room: Option<Room>, (endpoint, load)| {
             let room = room.unwrap_or(Room { window: 0, prefill: 0 });
-            Some(Room { window: room.window.max(window(endpoint)), prefill: room.prefill.max(left(load)) })
+            Some(Room {
+                window: room.window.max(window(endpoint)),
+                prefill: room.prefill.max(load.prefill_left(endpoint)),
+            })
         })
     }
 }
@@ -147,7 +144,7 @@ impl<'a> Board<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Room {
     window: u64,
-    prefill: u32,
+    prefill: u64,
 }
 
 impl Room {
@@ -155,8 +152,10 @@ impl Room {
     fn may_fit(&self, waiter: &Waiter, kept: bool) -> bool {
         let window = u64::from(waiter.floor_tokens) + u64::from(waiter.requested_tokens) <= self.window;
         let cold = waiter.holders.iter().all(|held| held.holder == 0);
-        let prefill =
-            !kept || !cold || waiter.prompt_tokens < WORTH_TELLING_TOKENS || waiter.prompt_tokens <= self.prefill;
+        let prefill = !kept
+            || !cold
+            || waiter.prompt_tokens < WORTH_TELLING_TOKENS
+            || u64::from(waiter.prompt_tokens) <= self.prefill;
         window && prefill
     }
 }
@@ -297,7 +296,8 @@ fn prefer(
     looked.get(winner).map_or(place, |(place, _)| *place)
 }
 
-/// Keeps the prefill budget of the endpoint that is nearest to having room, if a budget is what stops a waiter.
+/// Keeps the prefill budget of the endpoint that computes the fewest tokens, if a budget is what stops a waiter: that is
+/// soon free, and of unequal ones mostly a slow one, so that the fast ones go on with short prompts.
 fn keep_budget(board: &mut Board, survey: &Survey) -> bool {
     let stopped = board.loads.iter_mut().zip(&survey.excluded).filter(|(_, why)| **why == Some(Exclusion::Prefill));
     match stopped.min_by_key(|(load, _)| load.prefill_tokens) {
@@ -324,6 +324,7 @@ fn grant(table: &mut Table, board: &mut Board, place: usize, at: usize, now_ms: 
         load.in_flight = load.in_flight.saturating_add(1);
         load.pending_tokens = load.pending_tokens.saturating_add(counts.pending_tokens);
         load.prefill_tokens = load.prefill_tokens.saturating_add(counts.prefill_tokens);
+        load.prefills = load.prefills.saturating_add(counts.prefills);
         load.passive = table.passive(slot);
     }
     Some(Woken { row: table.row_id(waiter.row), ticket: waiter.ticket })

@@ -96,10 +96,12 @@ impl Charge {
 
     /// One request with this charge.
     pub(super) fn counts(self) -> Counts {
+        let tells = self.prompt_tokens >= WORTH_TELLING_TOKENS;
         Counts {
             in_flight: 1,
             pending_tokens: self.prompt_tokens.saturating_add(self.output_tokens),
-            prefill_tokens: if self.prompt_tokens >= WORTH_TELLING_TOKENS { self.prompt_tokens } else { 0 },
+            prefill_tokens: if tells { self.prompt_tokens } else { 0 },
+            prefills: tells.into(),
         }
     }
 }

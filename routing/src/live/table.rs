@@ -7,7 +7,7 @@
 //! | header | 40 | `WBLT`, format u8, 0 u8, slots u16, rows u16, waiters u16, turn u32, next ticket u64, releases per s f32, 0 u32, last release u64 (ms) |
 //! | slot, one per endpoint | 56 | key u64, token clock u64, ejected until u64 (ms), cooling until u64 (ms), last failure u64 (ms), failures in a row u16, ejections u16, span u32, ended u16, failed u16, the same of the span before u16 u16 |
 //! | row id, one per VM | 8 | u64 |
-//! | cell, per row and slot | 12 | in flight u32, pending tokens u32, prefill tokens u32 |
+//! | cell, per row and slot | 13 | in flight u32, pending tokens u32, prefill tokens u32, prefills u8 (255: or more) |
 //! | waiter, one per queued request | 80 | see [`super::waiter`] |
 //!
 //! Bounded by [`MAX_SLOTS`], [`MAX_ROWS`] and [`MAX_WAITERS`]. Any bytes either decode to a table whose every operation is
@@ -17,8 +17,8 @@ use super::passive::{Passive, Recent};
 use super::waiter::{self, Waiter};
 use crate::snapshot::EndpointKey;
 
-/// The format that this code writes, and part of the key under which the value is kept (`live/4/<pool>`).
-pub const FORMAT: u8 = 4;
+/// The format that this code writes, and part of the key under which the value is kept (`live/5/<pool>`).
+pub const FORMAT: u8 = 5;
 /// The most endpoints in one table.
 pub const MAX_SLOTS: usize = 2048;
 /// The most VMs in one table.
@@ -33,7 +33,7 @@ const SLOT: usize = 56;
 const CLOCK: usize = 8;
 const PASSIVE: usize = 16;
 const ROW_ID: usize = 8;
-const CELL: usize = 12;
+const CELL: usize = 13;
 
 /// What an endpoint is carrying, in one row or in all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Counts {
     /// Of these, prompt tokens of requests without a first token yet; prompts that are hardly worth telling do not count
     /// (see [`WORTH_TELLING_TOKENS`](super::WORTH_TELLING_TOKENS)).
     pub prefill_tokens: u32,
+    /// How many prompts these are.
+    pub prefills: u32,
 }
 
 impl Counts {
@@ -52,6 +54,7 @@ impl Counts {
         self.in_flight = self.in_flight.saturating_add(more.in_flight);
         self.pending_tokens = self.pending_tokens.saturating_add(more.pending_tokens);
         self.prefill_tokens = self.prefill_tokens.saturating_add(more.prefill_tokens);
+        self.prefills = self.prefills.saturating_add(more.prefills);
     }
 
     /// Floors at zero.
@@ -59,6 +62,7 @@ impl Counts {
         self.in_flight = self.in_flight.saturating_sub(less.in_flight);
         self.pending_tokens = self.pending_tokens.saturating_sub(less.pending_tokens);
         self.prefill_tokens = self.prefill_tokens.saturating_sub(less.prefill_tokens);
+        self.prefills = self.prefills.saturating_sub(less.prefills);
     }
 }
 
@@ -231,6 +235,9 @@ impl Table {
         self.put_u32(at, counts.in_flight);
         self.put_u32(at + 4, counts.pending_tokens);
         self.put_u32(at + 8, counts.prefill_tokens);
+        if let Some(place) = self.bytes.get_mut(at + 12) {
+            *place = u8::try_from(counts.prefills).unwrap_or(u8::MAX);
+        }
     }
 
     /// Sets what one VM has to nothing, everywhere.
@@ -495,7 +502,8 @@ fn size(slots: usize, rows: usize, waiters: usize) -> usize {
 fn read_cell(bytes: &[u8]) -> Counts {
     let word =
         |at: usize| bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |chunk| u32::from_le_bytes(*chunk));
-    Counts { in_flight: word(0), pending_tokens: word(4), prefill_tokens: word(8) }
+    let prefills = bytes.get(12).copied().unwrap_or_default().into();
+    Counts { in_flight: word(0), pending_tokens: word(4), prefill_tokens: word(8), prefills }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::{
     Affinity, Canary, ClientHeaders, Endpoint, EndpointKey, FORMAT, MAX_DECISIONS_PER_SECOND, MAX_ENDPOINTS_PER_POOL,
     MAX_MODEL_BYTES, MAX_POOLS, Pool, Snapshot, SnapshotError, admission, is_id, wire,
 };
+use crate::admission::prefill_budget;
 use crate::live::passive;
 use crate::policy::{AnyPolicy, Choices, Score};
 use crate::weight::{Weight, cap};
@@ -105,13 +106,8 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     let (mut ids, mut holders) = (HashSet::new(), HashSet::new());
     let mut endpoints = Vec::with_capacity(raw.endpoints.len());
     for (nth, endpoint) in raw.endpoints.into_iter().enumerate() {
-        let mut endpoint = check_endpoint(
-            &field(&format!("endpoints[{nth}]")),
-            endpoint,
-            raw.admission.base_cap,
-            &raw.affinity,
-            alarms,
-        )?;
+        let mut endpoint =
+            check_endpoint(&field(&format!("endpoints[{nth}]")), endpoint, &raw.admission, &raw.affinity, alarms)?;
         if !ids.insert(endpoint.id.clone()) {
             return refuse(field(&format!("endpoints[{nth}].id")), endpoint.id, "an id that is used once in the pool");
         }
@@ -269,7 +265,7 @@ fn is_speed(tps: f64) -> bool {
 fn check_endpoint(
     field: &str,
     raw: wire::Endpoint,
-    base_cap: u32,
+    admission: &wire::Admission,
     affinity: &wire::Affinity,
     alarms: &mut Vec<String>,
 ) -> Result<Endpoint, SnapshotError> {
@@ -294,7 +290,8 @@ fn check_endpoint(
         id: raw.id,
         address,
         weight,
-        cap: raw.cap.unwrap_or_else(|| cap(base_cap, weight)),
+        cap: raw.cap.unwrap_or_else(|| cap(admission.base_cap, weight)),
+        prefill_budget: prefill_budget(admission.prefill_budget_tokens, weight),
         context_window: raw.context_window,
         prefill_tps: raw.prefill_tps.filter(|tps| is_speed(*tps)).unwrap_or(affinity.prefill_tps),
         kv_tokens: raw.kv_tokens.unwrap_or(affinity.kv_tokens).max(1),

@@ -179,6 +179,8 @@ pub struct Endpoint {
     pub weight: Weight,
     /// The most requests in flight.
     pub cap: u32,
+    /// Prompt tokens that it may have to compute at a time, beyond two prompts; 0: any number. See [`crate::admission`].
+    pub prefill_budget: u32,
     /// Context window in tokens, where known.
     pub context_window: Option<u32>,
     /// Prefill speed in tokens/s, measured or the pool's stand-in; above 0.

@@ -156,6 +156,7 @@ pub fn live_table(mut data: &[u8]) {
                     in_flight: u32::from(one) << 24,
                     pending_tokens: u32::from(other) << 24,
                     prefill_tokens: 1,
+                    prefills: other.into(),
                 };
                 table.set_cell(row, slot, counts);
                 assert!(row >= table.rows() || slot >= table.slots() || table.cell(row, slot) == counts);

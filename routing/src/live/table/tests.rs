@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 fn counts(in_flight: u32) -> Counts {
-    Counts { in_flight, pending_tokens: in_flight * 10, prefill_tokens: in_flight }
+    Counts { in_flight, pending_tokens: in_flight * 10, prefill_tokens: in_flight, prefills: in_flight }
 }
 
 fn passive(nth: u64) -> Passive {
@@ -31,6 +31,16 @@ fn slots_and_rows_keep_their_content_when_the_shape_changes() {
         assert_eq!(table.clock(slot), 1_000 * nth);
     }
     assert_eq!(table.total(table.find(EndpointKey(102), 0).unwrap()), Counts::default());
+}
+
+#[test]
+fn a_cell_holds_as_many_prompts_as_it_can_tell() {
+    let mut table = Table::default();
+    let (slot, row) = (table.find_or_add(EndpointKey(1), 0).unwrap(), table.row_or_add(1).unwrap());
+    for (prefills, told) in [(0, 0), (2, 2), (255, 255), (70_000, 255)] {
+        table.set_cell(row, slot, Counts { prefills, ..counts(9) });
+        assert_eq!(table.cell(row, slot), Counts { prefills: told, ..counts(9) });
+    }
 }
 
 #[test]
