@@ -1,15 +1,13 @@
 //! Policies side by side on one workload.
 
-use std::time::Instant;
-
 use clap::Args;
 use fleet_sim::policy::Policy;
 use fleet_sim::report::plot::Bars;
-use fleet_sim::report::{HEAD, Summary};
+use fleet_sim::report::{DETAIL_HEAD, HEAD, Summary};
 use fleet_sim::scene::{SceneArgs, TuningArgs, policies_or_all};
 use serde_json::json;
 
-use super::{Out, document};
+use super::{Out, Stopwatch, document};
 
 /// Compare policies on one workload.
 #[derive(Debug, Args)]
@@ -35,12 +33,13 @@ impl Compare {
             println!("{}\n\n{HEAD}", scene.describe());
         }
         let (mut runs, mut bars, mut ideal) = (Vec::new(), Vec::new(), 0.0);
-        let (mut requests, began) = (0, Instant::now());
+        let (mut requests, mut details, watch) = (0, Vec::new(), Stopwatch::start());
         for policy in policies_or_all(&self.policy) {
             let outcome = scene.run(policy, &tuning)?;
             let summary = Summary::of(&outcome, scene.slo);
             if !self.json {
                 println!("{}", summary.row(&policy.name()));
+                details.push(summary.detail(&policy.name()));
             }
             requests += scene.facts().requests;
             ideal = summary.ideal_hit_rate.max(ideal);
@@ -50,14 +49,18 @@ impl Compare {
             ));
             runs.push(json!({"policy": policy.name(), "summary": summary}));
         }
-        let took_s = began.elapsed().as_secs_f64();
+        let took_s = watch.seconds();
         let parameters = json!({"scene": self.scene, "tuning": tuning, "facts": scene.facts(), "slo": scene.slo});
         let document = document("compare", &parameters, runs);
         if self.json {
             println!("{document:#}");
         } else {
+            println!("\n{DETAIL_HEAD}\n{}", details.join("\n"));
             println!("\nideal hit rate (one endless cache for all): {ideal:.2}");
-            println!("{requests} requests simulated in {took_s:.1} s: {:.0} per second", requests as f64 / took_s);
+            println!(
+                "{requests} requests simulated in {took_s:.1} s of processor time: {:.0} per second",
+                requests as f64 / took_s
+            );
         }
         let bars = Bars {
             title: "p99 of each policy".into(),

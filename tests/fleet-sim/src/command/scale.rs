@@ -1,7 +1,5 @@
 //! What grows with the number of endpoints and of gateways.
 
-use std::time::Instant;
-
 use clap::Args;
 use fleet_sim::outcome::{Outcome, quantile};
 use fleet_sim::policy::{Policy, Tuning};
@@ -10,7 +8,7 @@ use fleet_sim::report::plot::Lines;
 use fleet_sim::scene::{SceneArgs, TuningArgs};
 use serde_json::json;
 
-use super::{Out, document};
+use super::{Out, Stopwatch, document};
 
 /// 10 to 1,000 endpoints and 1 to 64 gateways.
 #[derive(Debug, Args)]
@@ -55,7 +53,7 @@ impl Scale {
     pub(crate) fn run(&self) -> anyhow::Result<()> {
         let tuning = self.tuning.tuning();
         println!(
-            "| endpoints | gateways | requests | decision p50 / p99, us | live value, KiB | index, KiB | snapshot, KiB | TTFT p50 / p99, s | TPOT p99, ms | end to end p99, s | most over cap | simulated/s |"
+            "| endpoints | gateways | requests | decision p50 / p99, us | live value, KiB | index, KiB | snapshot, KiB | TTFT p50 / p99, s | TPOT p99, ms | end to end p99, s | most over cap | simulated per s of processor |"
         );
         println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
         let (mut runs, mut plots) = (Vec::new(), Vec::new());
@@ -79,9 +77,9 @@ impl Scale {
             let mut points = Vec::new();
             for &gateways in &self.gateways {
                 let scene = scene.behind(gateways);
-                let began = Instant::now();
+                let watch = Stopwatch::start();
                 let outcome = scene.run(self.policy, &tuning)?;
-                let per_s = requests as f64 / began.elapsed().as_secs_f64();
+                let per_s = requests as f64 / watch.seconds();
                 let summary = Summary::of(&outcome, scene.slo);
                 let (p50_us, p99_us) = decisions_us(&outcome);
                 let over = outcome.peak.iter().zip(&caps).map(|(peak, cap)| f64::from(*peak) / f64::from(*cap));

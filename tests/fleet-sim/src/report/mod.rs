@@ -169,14 +169,27 @@ impl Summary {
         }
     }
 
+    /// One line of a table under [`DETAIL_HEAD`]: the other percentiles, and what each endpoint was used for of what it can.
+    #[must_use]
+    pub fn detail(&self, name: &str) -> String {
+        format!(
+            "| {name:<22} | {:.3} / {:.2} | {:.1} / {:.1} | {:.2} / {:.2} | {} | {} |",
+            self.ttft_ms.p90 / 1e3,
+            self.ttft_ms.p999 / 1e3,
+            self.tpot_ms.p90,
+            self.tpot_ms.p999,
+            self.e2e_ms.p90 / 1e3,
+            self.e2e_ms.p999 / 1e3,
+            percent(&self.decode_utilisation),
+            percent(&self.prefill_utilisation),
+        )
+    }
+
     /// One line of a table under [`HEAD`].
     #[must_use]
     pub fn row(&self, name: &str) -> String {
         let s = |ms: f64| ms / 1e3;
-        let shares = match self.shares.len() {
-            0..=8 => self.shares.iter().map(|share| format!("{:.0}", share * 100.0)).collect::<Vec<_>>().join(" "),
-            _ => format!("{} endpoints", self.shares.len()),
-        };
+        let shares = percent(&self.shares);
         format!(
             "| {name:<22} | {:>7.3} / {:>7.2} | {:>5.1} / {:>6.1} | {:>6.2} / {:>7.2} | {:>6.2} | {:>6.1} % | {:>6.2} % | {:.2} | {:>3.0} % | {:.2} | {shares} |",
             s(self.ttft_ms.p50),
@@ -194,6 +207,21 @@ impl Summary {
         )
     }
 }
+
+/// Shares in percent; of many endpoints the least and the most.
+fn percent(shares: &[f64]) -> String {
+    let shown: Vec<String> = shares.iter().map(|share| format!("{:.0}", share * 100.0)).collect();
+    if shown.len() <= 8 {
+        return shown.join(" ");
+    }
+    let (least, most) = shares.iter().fold((f64::MAX, 0.0), |(least, most), of| (of.min(least), of.max(most)));
+    format!("{} endpoints, {:.2} to {:.2}", shown.len(), least * 100.0, most * 100.0)
+}
+
+/// The head of the table of [`Summary::detail`].
+pub const DETAIL_HEAD: &str = "\
+| policy                 | TTFT p90 / p99.9, s | TPOT p90 / p99.9, ms | end to end p90 / p99.9, s | decoding by endpoint, % | prefill by endpoint, % |
+|---|---|---|---|---|---|";
 
 /// The head of the table.
 pub const HEAD: &str = "\
@@ -247,5 +275,8 @@ mod tests {
         assert_eq!((summary.fairness, summary.shares.clone()), (1.0, vec![0.75, 0.25]));
         assert_eq!((summary.decode_utilisation[0], summary.decode_utilisation[1]), (0.15, 0.5));
         assert!(summary.priorities.is_empty());
+        // A tenth of a thousandth of eight is the last one.
+        let detail = summary.detail("ours");
+        assert!(detail.contains("| 1.001 / 1.00 |") && detail.ends_with("| 15 50 | 2 5 |"), "{detail}");
     }
 }

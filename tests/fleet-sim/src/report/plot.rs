@@ -1,6 +1,11 @@
-//! Plots as SVG: lines over a number, bars over names. White ground, axes with units, a legend; nothing that needs a script.
+//! Plots as SVG: lines over a number, bars over names, panels for a setting. Axes with units, a legend; light or dark as the reader's
+//! screen is; nothing that needs a script.
+
+mod panels;
 
 use std::fmt::Write as _;
+
+pub use panels::{Panel, Panels};
 
 /// Values over a number.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +35,9 @@ pub struct Bars {
     pub series: Vec<(String, Vec<f64>)>,
 }
 
+/// Ink and ground, by what the reader's screen asks for.
+const STYLE: &str = "<style>text{fill:#222}.ground{fill:#fff}.grid{stroke:#ddd}.band{fill:#e8e8e8}\
+    @media(prefers-color-scheme:dark){text{fill:#ddd}.ground{fill:#161b22}.grid{stroke:#3a3f47}.band{fill:#2a3038}}</style>";
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;
 const LEFT: f64 = 78.0;
@@ -37,7 +45,7 @@ const RIGHT: f64 = 210.0;
 const TOP: f64 = 46.0;
 const BOTTOM: f64 = 64.0;
 /// Distinct to colour-blind eyes, too (Okabe and Ito); beyond these the dash tells series apart.
-const COLOURS: [&str; 8] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"];
+const COLOURS: [&str; 8] = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A06CD5", "#999999"];
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
 
 /// Where a value is drawn.
@@ -108,7 +116,7 @@ impl Canvas {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
              font-family=\"sans-serif\" font-size=\"13\"><title>{0}</title>\
-             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#fff\"/>",
+             {STYLE}<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" class=\"ground\"/>",
             escape(title)
         );
         let middle = LEFT + (WIDTH - LEFT - RIGHT) / 2.0;
@@ -128,7 +136,7 @@ impl Canvas {
             let y = axis.y(*value);
             let _ = write!(
                 self.0,
-                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
+                "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
                  <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 WIDTH - RIGHT,
                 LEFT - 8.0,

@@ -114,6 +114,22 @@ fn known(helps: &mut Helps, program: &Path, shown: &Shown) {
     }
 }
 
+/// Fails unless the fleet simulator has the command and its options. It is a program of another crate, which is not built for this:
+/// commands and options are looked for among the arguments in its source.
+fn known_to_fleet_sim(shown: &Shown) {
+    let command = shown.words.get(2).cloned().unwrap_or_else(|| "show".into());
+    let read = |path: &str| {
+        let path = artifacts::root().join("tests/fleet-sim/src").join(path);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {}: {error}", shown.line(), path.display()))
+    };
+    let source = [read(&format!("command/{command}.rs")), read("command/mod.rs"), read("scene.rs")].concat();
+    for option in shown.words.iter().filter_map(|word| word.strip_prefix("--")).filter(|option| !option.is_empty()) {
+        let field = option.split('=').next().unwrap_or_default().replace('-', "_");
+        let argument = |line: &str| line.trim_start().trim_start_matches("pub ").starts_with(&format!("{field}: "));
+        assert!(source.lines().any(argument), "{}: it takes no --{option}", shown.line());
+    }
+}
+
 /// Fails unless everything that is shown of our programs and scripts exists.
 pub(crate) fn check() {
     let mut helps = Helps::default();
@@ -133,6 +149,10 @@ pub(crate) fn check() {
             "scripts/run" => {
                 known(&mut helps, Path::new(env!("CARGO_BIN_EXE_weighbridge-run")), &shown);
                 "scripts/run"
+            }
+            "scripts/bench" if shown.words.get(1).is_some_and(|word| word == "sim") => {
+                known_to_fleet_sim(&shown);
+                "scripts/bench"
             }
             "scripts/bench" => {
                 known(&mut helps, Path::new(env!("CARGO_BIN_EXE_weighbridge-bench")), &shown);
