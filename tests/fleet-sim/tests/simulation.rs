@@ -79,6 +79,25 @@ fn one_slot_serves_in_turn_and_what_waits_too_long_is_shed() {
     assert_eq!((none.served.len(), none.total_shed()), (1, 4));
 }
 
+// Prompts beyond the prefill budget, four seconds of prefill each: the next is always there when one is through. One at a time would
+// add a step of 17 ms for each that came before.
+#[test]
+fn an_endpoint_does_not_stand_still_between_long_prompts() {
+    let tuning = Tuning { max_wait_ms: 120_000, ..Tuning::default() };
+    let arrivals: Vec<(u64, u64, u64)> = (0..10).map(|nth| (nth, 24_064, 10)).collect();
+    let outcome = play(&fleet("240"), requests(&arrivals), Policy::Affinity, &tuning, &Setting::default(), 1);
+    let mut first_tokens: Vec<f64> =
+        outcome.served.iter().enumerate().map(|(nth, of)| of.ttft_ms + nth as f64).collect();
+    first_tokens.sort_by(f64::total_cmp);
+    assert_eq!(first_tokens.len(), 10);
+    for (nth, at) in first_tokens.iter().enumerate() {
+        let computed = 4_000.0 * (nth + 1) as f64;
+        assert!((computed..computed + 50.0).contains(at), "{nth}: {at} ms");
+    }
+    // And not all of them are there at once: the others can still go elsewhere.
+    assert_eq!(outcome.peak, [3]);
+}
+
 #[test]
 fn priorities_go_first_and_ageing_lets_the_last_through() {
     let tuning = Tuning { base_cap: 1, ageing_ms: 0, ..Tuning::default() };
