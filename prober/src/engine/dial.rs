@@ -24,8 +24,9 @@ use crate::line::Line;
 /// How long connecting may take, TLS included.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// How long a connection is kept that nobody uses.
-const IDLE: Duration = Duration::from_secs(90);
+/// How long a connection is kept that nobody uses. uvicorn (vLLM, SGLang) and llama.cpp close theirs after 5 s: a request
+/// that is sent on a connection just then is lost, and with it a probe, or a health check.
+const IDLE: Duration = Duration::from_secs(3);
 
 /// Sends requests to engines.
 #[derive(Debug, Clone)]

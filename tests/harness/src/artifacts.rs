@@ -35,6 +35,18 @@ pub fn redis() -> Result<PathBuf> {
     tool("REDIS_SERVER", "redis-server")
 }
 
+/// What `scripts/bench --install-real` made.
+///
+/// # Errors
+/// When it is not there.
+pub fn real(name: &str) -> Result<PathBuf> {
+    let path = root().join(".tools/real").join(name);
+    if !path.exists() {
+        bail!("no {name} at {}: run scripts/bench --install-real first", path.display());
+    }
+    Ok(path)
+}
+
 fn tool(variable: &str, name: &str) -> Result<PathBuf> {
     let path = std::env::var_os(variable).map_or_else(|| root().join(".tools/bin").join(name), PathBuf::from);
     if !path.exists() {

@@ -4,6 +4,7 @@
 //! - [`prober`]: the `weighbridge-prober` binary as a child process, and a client for its REST API.
 //! - [`events`]: the prober's stream of events.
 //! - [`redis`]: a real Redis on a port of its own.
+//! - [`llama`]: a real engine, llama.cpp with a small random model.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
 //! - [`raw`]: bytes that no client library would send, and an upstream that keeps exactly what it got.
@@ -25,6 +26,7 @@ pub mod echo;
 pub mod envoy;
 pub mod events;
 pub mod fault;
+pub mod llama;
 pub mod load;
 pub mod malformed;
 pub mod paced;

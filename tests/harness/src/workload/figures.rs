@@ -33,6 +33,12 @@ pub struct Figures {
 
 impl Figures {
     pub(super) fn new(outcomes: &[Outcome], scale: f64, elapsed_s: f64) -> Self {
+        Self::answered(outcomes, scale, elapsed_s, Outcome::engine)
+    }
+
+    /// Figures of requests that were all answered, `scale` times faster than the wall clock; `by` says who answered.
+    #[must_use]
+    pub fn answered(outcomes: &[Outcome], scale: f64, elapsed_s: f64, by: impl Fn(&Outcome) -> &str) -> Self {
         let sum = |of: fn(&Outcome) -> Option<u64>| outcomes.iter().filter_map(of).sum::<u64>() as f64;
         let cached = sum(|outcome| outcome.usage.cached_tokens);
         let prompt = sum(|outcome| outcome.usage.prompt_tokens);
@@ -45,7 +51,7 @@ impl Figures {
         });
         let mut shares = BTreeMap::new();
         for outcome in outcomes {
-            *shares.entry(outcome.engine().to_owned()).or_insert(0.0) += 1.0 / outcomes.len() as f64;
+            *shares.entry(by(outcome).to_owned()).or_insert(0.0) += 1.0 / outcomes.len() as f64;
         }
         Self {
             requests: outcomes.len(),
@@ -62,8 +68,9 @@ impl Figures {
     }
 }
 
-/// The value of the nearest rank; 0 without any.
-fn quantile(values: &[f64], share: f64) -> f64 {
+/// The value of the nearest rank to a share of 0 to 1; 0 without any.
+#[must_use]
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let rank = (share * values.len() as f64).ceil() as usize;

@@ -10,7 +10,7 @@ mod fleet;
 mod plan;
 mod run;
 
-pub use figures::Figures;
+pub use figures::{Figures, quantile};
 pub use fleet::{Fleet, MODEL, Policy, profile};
 pub use plan::{Single, SinglesOptions, Talk, TalksOptions, Turn, singles, talks};
 pub use run::{run_singles, run_talks};

@@ -1,5 +1,6 @@
 //! Benchmarks of the gateway. Each prints a table for people and, last, one line of JSON.
 
+mod calibrate;
 mod chaos;
 mod index;
 mod long;
@@ -11,6 +12,7 @@ mod output;
 mod overhead;
 mod overload;
 mod pair;
+mod real;
 mod stream;
 
 use clap::{Parser, Subcommand};
@@ -42,6 +44,10 @@ enum Command {
     Memory(memory::Options),
     /// 100,000 malformed inputs: answers, VM restarts, memory.
     Malformed(malformed::Options),
+    /// The engine time model against a real engine: predicted and measured, and the error.
+    Calibrate(calibrate::Options),
+    /// The whole product in front of two real engines of unequal speed, by weights and by equal weights.
+    Real(real::Options),
     /// Things that go wrong, from a seed, and what must be true throughout; or a single scenario with its figures.
     Chaos(chaos::Options),
     /// Half an hour of mixed load with mild chaos: memory and latency over time.
@@ -63,6 +69,8 @@ async fn main() -> anyhow::Result<()> {
         Command::Overload(options) => overload::run(&options).await,
         Command::Memory(options) => memory::run(&options).await,
         Command::Malformed(options) => malformed::run(&options).await,
+        Command::Calibrate(options) => calibrate::run(&options).await,
+        Command::Real(options) => real::run(&options).await,
         Command::Chaos(options) => chaos::run(&options).await,
         Command::Soak(options) => chaos::soak(&options).await,
         Command::Engine(options) => harness::engine_sim::cli::serve(options).await,
