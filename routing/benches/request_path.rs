@@ -10,7 +10,9 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use serde_json::json;
 use weighbridge_routing::decision::Decision;
 use weighbridge_routing::learnt::Learnt;
-use weighbridge_routing::live::{Admitted, Change, Outcome, Question, Report, Row, SharedValue, StoreError, Verdict};
+use weighbridge_routing::live::{
+    Admitted, Change, Outcome, Question, Report, Row, SharedValue, StoreError, Table, Verdict,
+};
 use weighbridge_routing::prefix::index::{Prefix, Search, Shards};
 use weighbridge_routing::request::{Reader, Request, Shape};
 use weighbridge_routing::response::{Kind, Watcher};
@@ -123,6 +125,20 @@ fn decide(criterion: &mut Criterion) {
             });
         });
         let admitted = admitted(row.admit(&mut live, &question, &mut search.holders(&mut index), &mut rng));
+        // As a swap does: decode what is shared, sum up every endpoint, change a cell, write.
+        let bytes = SharedValue::load(&mut live).0.expect("just written");
+        criterion.bench_function(&format!("live table, one swap, {endpoints} endpoints"), |bench| {
+            bench.iter_batched(
+                || bytes.clone(),
+                |bytes| {
+                    let mut table = Table::decode(bytes).expect("it was a table");
+                    let totals = table.totals();
+                    table.set_cell(0, 0, black_box(totals[0]));
+                    table.bytes().len()
+                },
+                BatchSize::SmallInput,
+            );
+        });
         criterion.bench_function(&format!("decision record, {endpoints} endpoints"), |bench| {
             bench.iter(|| Decision::admitted(&pool, 1, &ask, black_box(&admitted)).to_json());
         });

@@ -21,11 +21,16 @@ impl Json {
     }
 
     /// Something that is JSON already, or part of it.
+    ///
+    /// Not inlined, as everything here: a record has a hundred steps, and what runs once per request costs by the code that has to
+    /// be fetched for it.
+    #[inline(never)]
     pub(super) fn put(&mut self, json: &str) {
         self.0.extend_from_slice(json.as_bytes());
     }
 
     /// An id or a word of ours, neither of which needs an escape; its first quote is in `before`.
+    #[inline(never)]
     pub(super) fn text(&mut self, before: &str, text: &str) {
         self.put(before);
         self.put(text);
@@ -50,6 +55,7 @@ impl Json {
     }
 
     /// A list of texts as in [`Json::text`]; its bracket is in `before`.
+    #[inline(never)]
     pub(super) fn texts(&mut self, before: &str, texts: &[&str]) {
         self.put(before);
         let mut quote = "\"";
@@ -60,6 +66,7 @@ impl Json {
         self.0.push(b']');
     }
 
+    #[inline(never)]
     pub(super) fn number(&mut self, before: &str, number: u64) {
         self.put(before);
         self.digits(number);
@@ -78,6 +85,7 @@ impl Json {
     }
 
     /// So many digits or more of a number that has at most eight.
+    #[inline(never)]
     fn at_least(&mut self, digits: usize, mut number: u32) {
         let (mut eight, mut count) = (0, 0);
         while number > 0 || count < digits {
@@ -91,6 +99,7 @@ impl Json {
     }
 
     /// A number to so many places. What does not fit is cut, what is not a number is 0.
+    #[inline(never)]
     pub(super) fn decimal(&mut self, before: &str, number: f64, mut places: usize) {
         self.put(before);
         let scale: u32 = if places == 2 { 100 } else { 1_000 };

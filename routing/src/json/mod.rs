@@ -14,7 +14,7 @@
 
 mod number;
 mod scanner;
-mod simd;
+pub(crate) mod simd;
 mod text;
 mod utf8;
 

@@ -5,15 +5,18 @@
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod vectors {
-    use std::arch::wasm32::{i8x16_bitmask, i8x16_lt, u8x16_eq, u8x16_lt, u8x16_splat, u64x2, v128, v128_or};
+    use std::arch::wasm32::{
+        i8x16_bitmask, i8x16_lt, i8x16_min, u8x16_eq, u8x16_lt, u8x16_min, u8x16_splat, u64x2, v128, v128_any_true,
+        v128_or, v128_xor,
+    };
 
     /// 64 bytes of text.
     #[derive(Debug, Clone, Copy)]
-    pub(in super::super) struct Block([v128; 4]);
+    pub(crate) struct Block([v128; 4]);
 
     impl Block {
         #[inline]
-        pub(in super::super) fn new(bytes: &[u8; 64]) -> Self {
+        pub(crate) fn new(bytes: &[u8; 64]) -> Self {
             let (words, _) = bytes.as_chunks::<16>();
             let mut block = [u64x2(0, 0); 4];
             for (to, from) in block.iter_mut().zip(words) {
@@ -35,10 +38,28 @@ mod vectors {
             i8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) != 0
         }
 
+        /// Whether every byte is ASCII and none may end text.
+        #[inline]
+        pub(in super::super) fn is_plain(&self) -> bool {
+            // Flipping the second bit makes a quote a blank and leaves control characters below it, and bytes above 127 below zero: then
+            // the least of all decides. The same way, a backslash becomes a zero.
+            let flipped = |bit: u8| self.0.map(|bytes| v128_xor(bytes, u8x16_splat(bit)));
+            let ([a, b, c, d], [e, f, g, h]) = (flipped(2), flipped(b'\\'));
+            let least = i8x16_min(i8x16_min(a, b), i8x16_min(c, d));
+            let zero = u8x16_min(u8x16_min(e, f), u8x16_min(g, h));
+            !v128_any_true(v128_or(i8x16_lt(least, u8x16_splat(b' ' + 1)), u8x16_eq(zero, u8x16_splat(0))))
+        }
+
         /// What may end text: quotes, backslashes and control characters.
         #[inline]
         pub(in super::super) fn stops(&self) -> u64 {
-            self.mask(|bytes| v128_or(is_end(bytes), is_backslash(bytes)))
+            self.mask(special) & !self.mask(|bytes| bytes)
+        }
+
+        /// This byte.
+        #[inline]
+        pub(crate) fn is(&self, byte: u8) -> u64 {
+            self.mask(|bytes| u8x16_eq(bytes, u8x16_splat(byte)))
         }
 
         /// Quotes and control characters.
@@ -75,10 +96,14 @@ mod vectors {
     pub(in super::super) fn first_special(bytes: &[u8; 16]) -> usize {
         let both = u128::from_le_bytes(*bytes);
         let bytes = u64x2(both as u64, (both >> 64) as u64);
-        // Signed, bytes above 127 are below zero.
+        i8x16_bitmask(special(bytes)).trailing_zeros() as usize
+    }
+
+    /// Quotes, backslashes, control characters and bytes above 127.
+    fn special(bytes: v128) -> v128 {
+        // Signed, bytes above 127 are below zero; and a signed comparison is one instruction where an unsigned one is three.
         let other = i8x16_lt(bytes, u8x16_splat(0x20));
-        let special = v128_or(v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), is_backslash(bytes)), other);
-        i8x16_bitmask(special).trailing_zeros() as usize
+        v128_or(v128_or(u8x16_eq(bytes, u8x16_splat(b'"')), is_backslash(bytes)), other)
     }
 
     fn is_end(bytes: v128) -> v128 {
@@ -98,11 +123,11 @@ mod vectors {
 
     /// 64 bytes of text.
     #[derive(Debug, Clone, Copy)]
-    pub(in super::super) struct Block([u64; 8]);
+    pub(crate) struct Block([u64; 8]);
 
     impl Block {
         #[inline]
-        pub(in super::super) fn new(bytes: &[u8; 64]) -> Self {
+        pub(crate) fn new(bytes: &[u8; 64]) -> Self {
             let (words, _) = bytes.as_chunks::<8>();
             let mut block = [0; 8];
             for (to, from) in block.iter_mut().zip(words) {
@@ -124,10 +149,23 @@ mod vectors {
             self.0.iter().fold(0, |all, word| all | word) & HIGHS != 0
         }
 
+        /// Whether every byte is ASCII and none may end text.
+        #[inline]
+        pub(in super::super) fn is_plain(&self) -> bool {
+            let plain = |word: u64| !word & is_no_end(word) & is_not(word, b'\\') & HIGHS;
+            self.0.iter().fold(HIGHS, |all, word| all & plain(*word)) == HIGHS
+        }
+
         /// What may end text: quotes, backslashes and control characters.
         #[inline]
         pub(in super::super) fn stops(&self) -> u64 {
             self.mask(|word| is_no_end(word) & is_not(word, b'\\'))
+        }
+
+        /// This byte.
+        #[inline]
+        pub(crate) fn is(&self, byte: u8) -> u64 {
+            self.mask(|word| is_not(word, byte))
         }
 
         /// Quotes and control characters.
@@ -176,7 +214,8 @@ mod vectors {
     }
 }
 
-pub(super) use vectors::{Block, first_special};
+pub(crate) use vectors::Block;
+pub(super) use vectors::first_special;
 
 /// The bytes that stand behind a backslash which is not itself behind one. `carried` is 1 when the last byte of the block
 /// before was such a backslash, and then says the same of this one.
@@ -212,6 +251,10 @@ mod tests {
         assert_eq!(block.letters(), bits(bytes, |byte| b"\"\\bfnrt".contains(&byte)), "{bytes:?}");
         assert_eq!(block.slashes(), bits(bytes, |byte| byte == b'/'), "{bytes:?}");
         assert_eq!(block.is_high(), !bytes.is_ascii(), "{bytes:?}");
+        assert_eq!(block.is_plain(), block.stops() == 0 && !block.is_high(), "{bytes:?}");
+        for byte in [b'"', b'n', 0, bytes[0], bytes[63]] {
+            assert_eq!(block.is(byte), bits(bytes, |at| at == byte), "{byte} in {bytes:?}");
+        }
     }
 
     #[test]

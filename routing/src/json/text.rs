@@ -26,6 +26,12 @@ pub(super) fn run(bytes: &[u8], mode: Mode) -> Run {
     let (mut at, mut ascii, mut letter_ahead) = (0, true, false);
     loop {
         let rest = bytes.get(at..).unwrap_or_default();
+        // Most blocks have nothing to look at; the first decides by itself whether the letter of an escape is one.
+        if !letter_ahead {
+            let (blocks, _) = rest.as_chunks::<64>();
+            at += 64 * blocks.iter().take_while(|block| Block::new(block).is_plain()).count();
+        }
+        let rest = bytes.get(at..).unwrap_or_default();
         if rest.is_empty() {
             return Run { length: at, ascii };
         }

@@ -313,6 +313,16 @@ impl Sink for Fields {
         self.within = Within::Nothing;
     }
 
+    fn word(&mut self, word: &[u8], offset: u64) {
+        match self.within {
+            Within::Prompt => self.walker.word(word),
+            Within::Key => self.key.push(word),
+            Within::Value => self.text(std::str::from_utf8(word).unwrap_or_default()),
+            Within::Nothing => {}
+        }
+        self.end(offset);
+    }
+
     fn close(&mut self, _: usize, _: u64) {
         if self.within == Within::Prompt {
             self.walker.close();

@@ -255,6 +255,16 @@ impl Walker {
         }
     }
 
+    /// All of a key or a string that is ASCII and has no escapes.
+    pub(super) fn word(&mut self, word: &[u8]) {
+        match self.mode() {
+            Mode::Skip => {}
+            Mode::Decoded => self.key.push(word),
+            Mode::Raw if word.is_empty() => {}
+            Mode::Raw => self.raw(word, word.len()),
+        }
+    }
+
     fn prompt_text(&mut self, mut piece: &[u8], source: usize) {
         // Each byte of a piece stands for the same number of bytes of JSON.
         let factor = (source / piece.len().max(1)) as u64;
