@@ -1,4 +1,5 @@
-//! Prefix affinity in capacity units: how much fuller than the freest the holder of a prompt's prefix may be.
+//! Prefix affinity in capacity units: how much fuller than the alternative the holder of a prompt's prefix may be. The
+//! alternative is the endpoint that the pool's policy would pick.
 //!
 //! In units of in-flight per weight: `A = k * M * dm / (P * L)`, at most half the pool's base cap, with
 //!

@@ -15,8 +15,9 @@
 //! | nobody holds it, and `affinity.cold` is `hash` | the prompt's home, if not too full ([`Reason::Home`]) |
 //! | otherwise | the policy's pick among the eligible |
 //!
-//! "Not too full": its cost is at most that of the cheapest plus the [`allowance`], in the policy's own unit. Policies that do not
-//! look at prefixes go straight to the last line.
+//! "Not too full": its cost is at most that of the policy's pick, where the request would go otherwise, plus the [`allowance`], in
+//! the policy's own unit. Not that of the freest of all: with two choices the pick is mostly another one, and moving there for
+//! the freest one's sake pays for a miss and gains little. Policies that do not look at prefixes go straight to the last line.
 
 use crate::affinity::allowance;
 use crate::eligibility::{Ask, Exclusion, Load, Survey, View, survey};
@@ -167,9 +168,9 @@ pub struct Affinity {
 /// What staying with a holder was worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weighed {
-    /// Of the matched, tokens that the freest endpoint does not have.
+    /// Of the matched, tokens that the policy's pick does not have.
     pub missing_tokens: u64,
-    /// How much fuller than the freest a holder could be, in requests per weight.
+    /// How much fuller than the policy's pick a holder could be, in requests per weight.
     pub allowance: f64,
 }
 
@@ -275,7 +276,7 @@ fn apply(
     }
     let mut affinity = None;
     if scene.pool.affinity.enabled
-        && let Some(stay) = stay(policy, scene, &frame, candidates, prefix)
+        && let Some(stay) = stay(policy, scene, &frame, candidates, &chosen, prefix)
     {
         affinity = stay.weighed;
         if let Some(preferred) = stay.preferred {
@@ -395,22 +396,22 @@ struct Stay {
     weighed: Option<Affinity>,
 }
 
-/// Weighs the holder, or the home, against the freest. The allowance is counted in the policy's own unit.
+/// Weighs the holder, or the home, against the `pick` of the policy. The allowance is counted in the policy's own unit.
 fn stay(
     policy: &dyn Policy,
     scene: &Scene<'_>,
     frame: &Frame,
     candidates: &[Candidate],
+    pick: &Candidate,
     prefix: &mut dyn Holders,
 ) -> Option<Stay> {
     let Scene { pool, ask, .. } = *scene;
-    let freest = candidates.iter().min_by(|a, b| a.compare(b))?;
-    policy.unit(scene, frame, freest.weight)?;
-    let prefill_tps = pool.endpoints.get(freest.index)?.prefill_tps;
+    policy.unit(scene, frame, pick.weight)?;
+    let prefill_tps = pool.endpoints.get(pick.index)?.prefill_tps;
     let allowed = |missing_tokens| allowance(&pool.affinity, missing_tokens, prefill_tps, ask.output_tokens);
     let fits = |candidate: &Candidate, allowance: f64| {
         let unit = policy.unit(scene, frame, candidate.weight).unwrap_or_default();
-        candidate.cost <= freest.cost + allowance * unit
+        candidate.cost <= pick.cost + allowance * unit
     };
     let (longest, longest_tokens) = prefix.longest();
     if longest.is_empty() {
@@ -433,9 +434,9 @@ fn stay(
     let holder =
         candidates.iter().filter(|candidate| holders.contains(&candidate.index)).min_by(|a, b| a.compare(b)).copied();
     let missing_tokens = match &holder {
-        // What the freest holds need not be looked up when it cannot change the answer.
-        Some(holder) if holder.cost > freest.cost && fits(holder, allowed(matched_tokens)) => {
-            matched_tokens.saturating_sub(prefix.tokens_at(freest.index))
+        // What the pick holds need not be looked up when it cannot change the answer.
+        Some(holder) if holder.cost > pick.cost && fits(holder, allowed(matched_tokens)) => {
+            matched_tokens.saturating_sub(prefix.tokens_at(pick.index))
         }
         _ => matched_tokens,
     };

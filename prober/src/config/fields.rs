@@ -293,7 +293,7 @@ static AFFINITY: Kind = Kind::Section(&[
     field(
         "k",
         NUMBER,
-        "Factor of what a holder may carry more than the freest. [affinity.md](affinity.md#the-allowance)",
+        "Factor of what a holder may carry more than the alternative. [affinity.md](affinity.md#the-allowance)",
     )
     .within("0", "1000"),
     field("max_share", NUMBER, "The most of that, as a share of `admission.base_cap`.").within("0", "1"),

@@ -144,9 +144,11 @@ fn affinity(record: &Record) -> Option<String> {
     };
     let allowance = tenths(allowance);
     let worth = match missing == prefix.matched_tokens {
-        true => format!("that was worth up to {allowance} more per weight than the freest endpoint"),
+        true => format!(
+            "that was worth up to {allowance} more per weight than the endpoint that the policy would have picked"
+        ),
         false => format!(
-            "the freest endpoint lacked {} of these, which was worth up to {allowance} more per weight than it",
+            "the endpoint that the policy would have picked lacked {} of these, which was worth up to {allowance} more per weight than it",
             counted(missing, "token")
         ),
     };

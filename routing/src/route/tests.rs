@@ -137,6 +137,25 @@ fn of_several_holders_the_freest_takes_it() {
     assert_eq!(pick.unwrap().chosen(), 2);
 }
 
+// Leaving must pay where it leads: not by how free some third endpoint is, but by what the policy would pick.
+#[test]
+fn a_holder_is_weighed_against_what_the_policy_would_pick() {
+    let pool = pool(&[(1.0, READY), (1.0, READY), (1.0, READY)]);
+    let of = Ask { prompt_tokens: 900, output_tokens: 128, ..Ask::default() };
+    let loads = [load(1, 0, 0), load(1, 0, 0), load(0, 0, 0)];
+    let mut gone = 0;
+    for seed in 0..200 {
+        let mut rng = SplitMix64::seeded(seed);
+        let view = View { loads: &loads, ..View::default() };
+        let pick = decide(&pool, view, &of, &mut Fixed::new(&[(0, 800)]), &mut rng).unwrap();
+        // The other full one is never worth a miss; the free one is, whenever it was drawn.
+        assert_ne!(pick.chosen(), 1, "{pick:?}");
+        assert_eq!(pick.chosen() == 2, pick.reason != Reason::Holder, "{pick:?}");
+        gone += u32::from(pick.chosen() == 2);
+    }
+    assert!((1..200).contains(&gone), "{gone}");
+}
+
 // Case C11: a holder that is not eligible is passed over.
 #[test]
 fn c11_an_unhealthy_holder_is_passed_over() {

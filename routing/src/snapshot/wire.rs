@@ -275,7 +275,7 @@ pub enum Cold {
     /// Where the policy says.
     #[default]
     Policy,
-    /// To the home that weighted rendezvous hashing gives it, while that one is not much fuller than the freest.
+    /// To the home that weighted rendezvous hashing gives it, while that one is not much fuller than what the policy would pick.
     Hash,
 }
 
