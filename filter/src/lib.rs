@@ -10,7 +10,6 @@
 //! - [`records`]: decision records on their way to the prober.
 //! - [`stats`]: counters kept in the VM and flushed on a tick.
 //! - [`quick`]: the hash of its maps.
-//! - [`memory`]: where allocations come from.
 //! - [`host`]: every call into Envoy, each status an error or an absence.
 //!
 //! Nothing here panics: a panic takes the VM down with every request it holds. What fails is either fail-closed (a
@@ -26,8 +25,6 @@ mod answer;
 mod attempts;
 mod calls;
 mod host;
-#[cfg_attr(not(target_arch = "wasm32"), allow(dead_code, reason = "natively, only tests use it"))]
-mod memory;
 mod place;
 mod placed;
 mod quick;
@@ -41,7 +38,3 @@ mod stream;
 mod vm;
 mod waiting;
 mod wake;
-
-#[cfg(target_arch = "wasm32")]
-#[global_allocator]
-static MEMORY: memory::Pieces = memory::Pieces::new();

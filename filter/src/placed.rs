@@ -83,7 +83,7 @@ impl Placed {
         let pulse = endpoint.map_or_else(Pulse::default, |(pool, endpoint)| vm::with(|vm| vm.pulse(pool, endpoint)));
         Placed {
             at: admitted.pick.chosen(),
-            pulse: (Rc::clone(&pulse), pulse.pieces.get()),
+            pulse: (Rc::clone(&pulse), pulse.get()),
             failed: Vec::new(),
             trial_told: false,
             heard: false,
@@ -139,9 +139,7 @@ impl Placed {
 
     /// The answer begins.
     pub(crate) fn headers(&mut self, end_of_stream: bool) {
-        if !self.went_as_told() {
-            self.follow();
-        }
+        self.follow();
         let status = host::header(Headers::Response, ":status").unwrap_or_default();
         self.status = std::str::from_utf8(&status).ok().and_then(|text| text.parse().ok()).unwrap_or_default();
         // Errors may be Envoy's own, in the engine's stead.
@@ -180,8 +178,7 @@ impl Placed {
     pub(crate) fn body(&mut self, size: usize, end_of_stream: bool) {
         // The pulse is the first endpoint's.
         if self.failed.is_empty() {
-            let pieces = &self.pulse.0.pieces;
-            pieces.set(pieces.get().wrapping_add(1));
+            self.pulse.0.set(self.pulse.0.get().wrapping_add(1));
         }
         self.heard |= size > 0;
         if let Some(watcher) = self.watcher.as_mut().filter(|_| size > 0)

@@ -66,17 +66,9 @@ struct PoolState {
     pulses: Vec<(EndpointKey, Pulse)>,
 }
 
-/// What the answers of an endpoint show. Shared with the requests that are there, so that looking costs no look-up.
-pub(crate) type Pulse = Rc<Signs>;
-
-/// See [`Pulse`].
-#[derive(Debug, Default)]
-pub(crate) struct Signs {
-    /// Pieces of answers that it has sent to this VM: what stands still is silent.
-    pub(crate) pieces: Cell<u64>,
-    /// The [round](Vm::round) in which Envoy was last seen to bring a request there that was to go there.
-    pub(crate) reached: Cell<u64>,
-}
+/// Counts the pieces of answers that an endpoint sends to this VM: what stands still is silent. Shared with the requests that are
+/// there, so that counting costs no look-up.
+pub(crate) type Pulse = Rc<Cell<u64>>;
 
 /// The state of one VM.
 pub(crate) struct Vm {
@@ -102,8 +94,6 @@ pub(crate) struct Vm {
     pub(crate) exchange: Exchange,
     /// Until when this VM leads without asking again.
     leads_until_ms: u64,
-    /// Counts slow ticks and configurations, from 1.
-    pub(crate) round: u64,
 }
 
 /// Where a waiting request is found.
@@ -148,7 +138,6 @@ impl Vm {
             records: Records::default(),
             exchange: Exchange::default(),
             leads_until_ms: 0,
-            round: 1,
         }
     }
 
@@ -169,7 +158,6 @@ impl Vm {
     /// When the snapshot is broken; the one in force stays.
     pub(crate) fn configure(&mut self, json: &[u8]) -> Result<(), SnapshotError> {
         let mut snapshot = Snapshot::from_json(json)?;
-        self.round += 1;
         let known =
             host::shared_data(SNAPSHOT_VERSION).0.and_then(|bytes| bytes.try_into().ok().map(u64::from_le_bytes));
         match known {

@@ -43,28 +43,13 @@ impl Placed {
         true
     }
 
-    /// Whether Envoy need not be asked who answers, which costs more than any other host call: where every attempt that goes wrong is
-    /// told, none was, and Envoy brought the last requests for this endpoint there. It does not where its cluster lacks the endpoint,
-    /// until the next update of one of the two, so each endpoint is looked at again in every round (half a second).
-    pub(super) fn went_as_told(&self) -> bool {
-        self.failed.is_empty()
-            && attempts::are_logged()
-            && self.pulse.0.reached.get() == vm::with(|vm| vm.round)
-            && self.at == self.admitted.pick.chosen()
-    }
-
     /// The count follows the endpoint that was really used. With several attempts the pick has failed or pushed back, which
     /// [`attempts`] tells where it hears of them; with one, Envoy did not know its address (yet), which is nobody's fault.
     pub(super) fn follow(&mut self) {
         let Some(address) = host::property("upstream\0address") else { return };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
         let now_at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
-        let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else {
-            if self.at == self.admitted.pick.chosen() {
-                self.pulse.0.reached.set(vm::with(|vm| vm.round));
-            }
-            return;
-        };
+        let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
         let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
         if let Some(to) = pool.endpoints.get(at) {
             let unknown = !attempts::are_logged() && attempt_count() > 1;
@@ -137,7 +122,7 @@ impl Placed {
             && self.known.stream
             && !self.heard
             && self.failed.is_empty()
-            && pulse.pieces.get() == *then
+            && pulse.get() == *then
             && now_ms.saturating_sub(self.given_ms()) >= u64::from(silent_after_ms).saturating_add(self.prefill_ms())
     }
 

@@ -26,7 +26,6 @@ impl Vm {
     /// Envoy does.
     pub(crate) fn tick(&mut self) {
         let now_ms = host::now_ms();
-        self.round += 1;
         self.unix_offset_ms = host::unix_ms().wrapping_sub(now_ms);
         calls::expire(self, now_ms);
         records::send(self, now_ms);
