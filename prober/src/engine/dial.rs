@@ -44,8 +44,12 @@ pub(super) struct Answer {
 
 impl Dialer {
     pub(super) fn new(book: Arc<Book>) -> Self {
+        Self::with_idle(book, IDLE)
+    }
+
+    fn with_idle(book: Arc<Book>, idle: Duration) -> Self {
         let mut builder = legacy::Client::builder(TokioExecutor::new());
-        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE);
+        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle);
         let http = builder.build(Dial(Arc::clone(&book)));
         Dialer { http, book }
     }
@@ -137,5 +141,53 @@ impl Service<Uri> for Dial {
             Line::connect(engine, tls, CONNECT).await.map(TokioIo::new)
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// Answers one request on each connection, and closes it when the next one comes: as it looks to a client whose request
+    /// crosses the closing of a connection that was idle for too long.
+    async fn engine() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut request = [0; 1024];
+                    let _ = connection.read(&mut request).await;
+                    let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+                    let _ = connection.read(&mut request).await;
+                });
+            }
+        });
+        address
+    }
+
+    async fn read(dialer: &Dialer, engine: SocketAddr) -> Result<Option<Bytes>, EngineError> {
+        let mut answer = dialer.get(engine, "/health").await?;
+        let chunk = answer.chunk().await;
+        // To its end, or the connection does not come back.
+        while answer.chunk().await?.is_some() {}
+        chunk
+    }
+
+    #[tokio::test]
+    async fn no_request_is_sent_on_a_connection_that_the_engine_may_be_closing() {
+        let idle = Duration::from_millis(20);
+        let (engine, short, long) =
+            (engine().await, Dialer::with_idle(Arc::default(), idle), Dialer::with_idle(Arc::default(), IDLE));
+        for dialer in [&short, &long] {
+            assert_eq!(read(dialer, engine).await.unwrap().as_deref(), Some(&b"ok"[..]));
+        }
+        tokio::time::sleep(2 * idle).await;
+        assert_eq!(read(&short, engine).await.unwrap().as_deref(), Some(&b"ok"[..]));
+        // The connection of the other was kept, so the engine is one that shows the difference.
+        assert!(read(&long, engine).await.is_err());
     }
 }
