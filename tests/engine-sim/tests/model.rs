@@ -101,6 +101,21 @@ fn prefill_takes_time_by_uncached_tokens_and_one_at_a_time() {
 }
 
 #[test]
+fn with_several_lanes_prompts_are_prefilled_side_by_side() {
+    let mut profile = simple();
+    profile.prefill_lanes = 2;
+    let mut model = Model::new(profile).unwrap();
+    for (id, tokens) in [(1, 6_064), (2, 3_064), (3, 3_064)] {
+        model.submit(0, Request::new(id, tokens, 1)).unwrap();
+    }
+    let events = run(&mut model);
+    close(first_token(&events, 2), 0.5 + 0.01);
+    // The third begins when the second is done, and ends with the first.
+    close(first_token(&events, 1), 1.0 + 2.0 / 150.0);
+    close(first_token(&events, 3), 1.0 + 2.0 / 150.0);
+}
+
+#[test]
 fn decodes_go_on_during_a_prefill_at_the_configured_share() {
     for (share, wanted) in [(1.0, 0.5), (0.5, 0.99)] {
         let mut profile = simple();

@@ -26,6 +26,7 @@ pub struct Forecast {
 #[derive(Debug, Clone, Copy)]
 struct Member {
     prefill: Nanos,
+    prefill_end: Option<Nanos>,
     steps_left: u64,
     /// Steps to the first token; 0 when it has come.
     first_in: u64,
@@ -47,7 +48,6 @@ struct Run<'a> {
     model: &'a Model,
     now: Nanos,
     step_end: Option<(Nanos, Nanos)>,
-    prefill_end: Option<Nanos>,
     waiting: VecDeque<Member>,
     prefilling: VecDeque<Member>,
     ready: Vec<Member>,
@@ -85,6 +85,7 @@ impl Model {
         let blocks = total.saturating_sub(cached / self.profile().block_size_tokens);
         Member {
             prefill: self.prefill_time(request, cached),
+            prefill_end: None,
             steps_left: steps_needed(request),
             first_in: first_step(request),
             blocks: usize::try_from(blocks).unwrap_or(usize::MAX),
@@ -107,6 +108,7 @@ impl<'a> Run<'a> {
     fn of(model: &'a Model) -> Self {
         let under_way = |sequence: &Sequence| Member {
             prefill: sequence.prefill,
+            prefill_end: sequence.prefill_end,
             steps_left: sequence.steps_left(),
             first_in: sequence.first_step().saturating_sub(sequence.steps_done),
             blocks: sequence.private_blocks,
@@ -117,7 +119,6 @@ impl<'a> Run<'a> {
             model,
             now: model.now(),
             step_end: parts.step,
-            prefill_end: parts.prefill_end,
             waiting: parts.waiting.iter().map(|request| model.member(request, false)).collect(),
             prefilling: parts.prefilling.iter().map(under_way).collect(),
             ready: parts.ready.iter().map(under_way).collect(),
@@ -131,16 +132,20 @@ impl<'a> Run<'a> {
         loop {
             self.schedule();
             let step = self.step_end.map(|(end, _)| end);
-            let Some(next) = self.prefill_end.into_iter().chain(step).min() else { return };
+            let Some(next) = self.prefill_end().into_iter().chain(step).min() else { return };
             self.now = next;
-            if self.prefill_end == Some(next) {
-                self.prefill_end = None;
-                self.ready.extend(self.prefilling.pop_front());
+            while let Some(done) = self.prefilling.iter().position(|member| member.prefill_end == Some(next)) {
+                self.ready.extend(self.prefilling.remove(done));
             }
             if let Some((end, length)) = self.step_end.filter(|(end, _)| *end == next) {
                 self.steps(end, length);
             }
         }
+    }
+
+    fn prefill_end(&self) -> Option<Nanos> {
+        let lanes = self.model.profile().prefill_lanes;
+        self.prefilling.iter().take(lanes).filter_map(|member| member.prefill_end).min()
     }
 
     fn schedule(&mut self) {
@@ -153,10 +158,8 @@ impl<'a> Run<'a> {
             self.free_blocks = self.free_blocks.saturating_sub(member.blocks);
             self.prefilling.push_back(member);
         }
-        if self.prefill_end.is_none()
-            && let Some(member) = self.prefilling.front()
-        {
-            self.prefill_end = Some(self.now + member.prefill);
+        for member in self.prefilling.iter_mut().take(self.model.profile().prefill_lanes) {
+            member.prefill_end.get_or_insert(self.now + member.prefill);
         }
         if self.step_end.is_none() {
             self.decoding.append(&mut self.ready);
@@ -173,7 +176,7 @@ impl<'a> Run<'a> {
         if !self.ready.is_empty() || length != self.model.step_of(self.decoding.len(), !self.prefilling.is_empty()) {
             more = 0;
         }
-        if let Some(prefill_end) = self.prefill_end {
+        if let Some(prefill_end) = self.prefill_end() {
             let before = prefill_end.saturating_sub(end + 1);
             more = more.min(before.checked_div(length).unwrap_or(0));
         }

@@ -16,9 +16,8 @@ pub struct Model {
     now: Nanos,
     ids: HashSet<u64>,
     waiting: VecDeque<Request>,
-    /// Admitted, not yet prefilled; the front one is under way until `prefill_end`.
+    /// Admitted, not yet prefilled; the first `prefill_lanes` of them are under way.
     prefilling: VecDeque<Sequence>,
-    prefill_end: Option<Nanos>,
     /// Prefilled, joins at the next step.
     ready: Vec<Sequence>,
     decoding: Vec<Sequence>,
@@ -39,6 +38,8 @@ struct Step {
 pub(super) struct Sequence {
     pub(super) request: Request,
     pub(super) prefill: Nanos,
+    /// When its prefill ends, once it has begun.
+    pub(super) prefill_end: Option<Nanos>,
     pub(super) private_blocks: usize,
     pub(super) steps_done: u64,
 }
@@ -48,7 +49,6 @@ pub(super) struct Sequence {
 pub(super) struct Parts<'a> {
     pub(super) waiting: &'a VecDeque<Request>,
     pub(super) prefilling: &'a VecDeque<Sequence>,
-    pub(super) prefill_end: Option<Nanos>,
     pub(super) ready: &'a [Sequence],
     pub(super) decoding: &'a [Sequence],
     /// End and length of the step under way.
@@ -122,7 +122,6 @@ impl Model {
             ids: HashSet::new(),
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
-            prefill_end: None,
             ready: Vec::new(),
             decoding: Vec::new(),
             step: None,
@@ -170,9 +169,6 @@ impl Model {
         }
         self.stats.cancelled += 1;
         self.waiting.retain(|request| request.id != id);
-        if self.prefilling.front().is_some_and(|sequence| sequence.request.id == id) {
-            self.prefill_end = None;
-        }
         let is_it = |sequence: &mut Sequence| sequence.request.id == id;
         let mut gone: Vec<Sequence> = self.ready.extract_if(.., is_it).collect();
         gone.extend(self.decoding.extract_if(.., is_it));
@@ -195,9 +191,8 @@ impl Model {
         self.schedule();
         while let Some(at) = self.next_change().filter(|&at| at <= to) {
             self.now = at;
-            if self.prefill_end == Some(at) {
-                self.prefill_end = None;
-                self.ready.extend(self.prefilling.pop_front());
+            while let Some(done) = self.prefilling.iter().position(|sequence| sequence.prefill_end == Some(at)) {
+                self.ready.extend(self.prefilling.remove(done));
             }
             if let Some(step) = self.step.filter(|step| step.end == at) {
                 self.run_steps(step, to);
@@ -215,7 +210,7 @@ impl Model {
             let steps = if self.decoding.iter().any(visible) { 1 } else { self.quiet_steps(step) };
             step.end + (steps - 1) * step.length
         });
-        match (self.prefill_end, step) {
+        match (self.prefill_end(), step) {
             (Some(prefill), Some(step)) => Some(prefill.min(step)),
             (prefill, step) => prefill.or(step),
         }
@@ -264,8 +259,13 @@ impl Model {
         self.prefilling.len() + self.ready.len() + self.decoding.len()
     }
 
+    /// When the next prefill ends.
+    fn prefill_end(&self) -> Option<Nanos> {
+        self.prefilling.iter().take(self.profile.prefill_lanes).filter_map(|sequence| sequence.prefill_end).min()
+    }
+
     fn next_change(&self) -> Option<Nanos> {
-        match (self.prefill_end, self.step) {
+        match (self.prefill_end(), self.step) {
             (Some(prefill), Some(step)) => Some(prefill.min(step.end)),
             (prefill, step) => prefill.or(step.map(|step| step.end)),
         }
@@ -274,10 +274,8 @@ impl Model {
     /// Starts whatever can start now.
     fn schedule(&mut self) {
         while self.running() < self.profile.batch_limit && self.admit_one() {}
-        if self.prefill_end.is_none()
-            && let Some(sequence) = self.prefilling.front()
-        {
-            self.prefill_end = Some(self.now + sequence.prefill);
+        for sequence in self.prefilling.iter_mut().take(self.profile.prefill_lanes) {
+            sequence.prefill_end.get_or_insert(self.now + sequence.prefill);
         }
         if self.step.is_none() {
             self.decoding.append(&mut self.ready);
@@ -315,7 +313,7 @@ impl Model {
         self.stats.cache_hit_tokens += cached_tokens;
         self.stats.prompt_tokens += request.prompt_tokens;
         self.emit(request.id, self.now, EventKind::Admitted { cached_tokens });
-        self.prefilling.push_back(Sequence { request, prefill, private_blocks, steps_done: 0 });
+        self.prefilling.push_back(Sequence { request, prefill, prefill_end: None, private_blocks, steps_done: 0 });
         self.stats.running_max = self.stats.running_max.max(self.running());
         true
     }
@@ -346,7 +344,6 @@ impl Model {
         Parts {
             waiting: &self.waiting,
             prefilling: &self.prefilling,
-            prefill_end: self.prefill_end,
             ready: &self.ready,
             decoding: &self.decoding,
             step: self.step.map(|step| (step.end, step.length)),
@@ -375,7 +372,7 @@ impl Model {
         if let Some(by_time) = (to - step.end).checked_div(step.length) {
             more = more.min(by_time);
         }
-        if let Some(prefill_end) = self.prefill_end {
+        if let Some(prefill_end) = self.prefill_end() {
             // The end of the prefill must be seen before the next step is started.
             let before = prefill_end.saturating_sub(step.end + 1);
             more = more.min(before.checked_div(step.length).unwrap_or(0));

@@ -50,6 +50,9 @@ pub struct Profile {
     /// Prefill speed in tok/s of uncached prompt tokens; 0: prefill takes no time.
     #[serde(default = "defaults::prefill_tps")]
     pub prefill_tps: f64,
+    /// Prefills that go on at once, each at `prefill_tps`; the others wait for their turn. The default is one.
+    #[serde(default = "defaults::prefill_lanes")]
+    pub prefill_lanes: usize,
     /// Uncached prompt tokens per request whose prefill is already inside the curve.
     #[serde(default = "defaults::prefill_included_tokens")]
     pub prefill_included_tokens: u64,
@@ -85,6 +88,9 @@ mod defaults {
 
     pub(super) fn prefill_tps() -> f64 {
         6_000.0
+    }
+    pub(super) fn prefill_lanes() -> usize {
+        1
     }
     pub(super) fn prefill_included_tokens() -> u64 {
         64
@@ -122,6 +128,7 @@ impl Profile {
             name: name.into(),
             curve: curve.to_vec(),
             prefill_tps: defaults::prefill_tps(),
+            prefill_lanes: defaults::prefill_lanes(),
             prefill_included_tokens: defaults::prefill_included_tokens(),
             decode_share_during_prefill: defaults::one(),
             batch_limit: defaults::batch_limit(),
@@ -192,6 +199,9 @@ impl Profile {
         let share = |value: f64| value > 0.0 && value <= 1.0;
         if !self.prefill_tps.is_finite() || self.prefill_tps < 0.0 {
             return fail("prefill_tps", "must be a number, at least 0");
+        }
+        if self.prefill_lanes == 0 {
+            return fail("prefill_lanes", "must be at least 1");
         }
         if !share(self.decode_share_during_prefill) {
             return fail("decode_share_during_prefill", "must be above 0 and at most 1");
