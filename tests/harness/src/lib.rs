@@ -14,6 +14,7 @@
 //! - [`workload`]: conversations and single prompts for an unequal fleet, the policies to compare, and their figures.
 //! - [`fault`]: engines, wires and files that go wrong on demand.
 //! - [`chaos`]: the whole system under seeded faults, and what must be true throughout.
+//! - [`peers`]: the routers that people use instead, in front of the same engines, and what came of it.
 //! - [`wait`]: polling until something is true, instead of sleeping and hoping.
 //!
 //! Every port is chosen by the system, every process dies with its handle, and a failing test prints the end of the
@@ -30,6 +31,7 @@ pub mod llama;
 pub mod load;
 pub mod malformed;
 pub mod paced;
+pub mod peers;
 pub mod prober;
 mod proc;
 pub mod raw;

@@ -64,6 +64,12 @@ impl EngineProcess {
         self.port.address()
     }
 
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
     /// Value of `x-engine-id`.
     #[must_use]
     pub fn name(&self) -> &str {

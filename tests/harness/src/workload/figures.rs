@@ -45,10 +45,7 @@ impl Figures {
         let seconds = |of: &dyn Fn(&Outcome) -> Option<f64>| outcomes.iter().filter_map(of).collect::<Vec<_>>();
         let ttft = seconds(&|outcome| Some(outcome.ttft?.as_secs_f64() * scale));
         let end = seconds(&|outcome| Some(outcome.duration.as_secs_f64() * scale));
-        let tpot = seconds(&|outcome| {
-            let after_first = outcome.duration.checked_sub(outcome.ttft?)?.as_secs_f64() * scale;
-            (outcome.tokens >= 8).then(|| after_first / (outcome.tokens - 1) as f64 * 1_000.0)
-        });
+        let tpot = seconds(&|outcome| tpot_ms(outcome, scale));
         let mut shares = BTreeMap::new();
         for outcome in outcomes {
             *shares.entry(by(outcome).to_owned()).or_insert(0.0) += 1.0 / outcomes.len() as f64;
@@ -66,6 +63,12 @@ impl Figures {
             shares,
         }
     }
+}
+
+/// Time per output token after the first, in ms; none of an answer of fewer than 8, where it says little.
+pub(crate) fn tpot_ms(outcome: &Outcome, scale: f64) -> Option<f64> {
+    let after_first = outcome.duration.checked_sub(outcome.ttft?)?.as_secs_f64() * scale;
+    (outcome.tokens >= 8).then(|| after_first / (outcome.tokens - 1) as f64 * 1_000.0)
 }
 
 /// The value of the nearest rank to a share of 0 to 1; 0 without any.

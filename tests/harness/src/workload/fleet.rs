@@ -13,10 +13,10 @@ use crate::{Envoy, EnvoyOptions, wire};
 /// The model that the fleet serves.
 pub const MODEL: &str = "bench";
 /// The header whose hash ring hash goes by.
-pub(super) const HASH_HEADER: &str = "x-prefix-hash";
+pub(crate) const HASH_HEADER: &str = "x-prefix-hash";
 
 /// Throughput over concurrency (tok/s at 1, 8, 16, 32) and KV cache in tokens of the four engines.
-const ENGINES: [(&str, [f64; 4], u64); 4] = [
+pub(crate) const ENGINES: [(&str, [f64; 4], u64); 4] = [
     ("e980", [106.0, 688.0, 980.0, 1_440.0], 262_144),
     ("e479", [94.0, 400.0, 479.0, 465.0], 131_072),
     ("e240a", [60.0, 200.0, 240.0, 235.0], 65_536),
@@ -181,15 +181,18 @@ fn options(policy: Policy, fleet: wire::Snapshot) -> Option<EnvoyOptions> {
     }
 }
 
-fn ring_hash(config: &mut Value) {
+/// The clusters of the pools, which are those that say how they balance.
+pub(crate) fn pool_clusters(config: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut);
+    clusters.into_iter().flatten().filter(|cluster| cluster.get("load_balancing_policy").is_some())
+}
+
+/// Lets the pools balance by a hash of [`HASH_HEADER`].
+pub(crate) fn ring_hash(config: &mut Value) {
     let ring = json!({"policies": [{"typed_extension_config": {
         "name": "envoy.load_balancing_policies.ring_hash",
         "typed_config": {"@type": "type.googleapis.com/envoy.extensions.load_balancing_policies.ring_hash.v3.RingHash"}}}]});
-    if let Some(clusters) = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut) {
-        for cluster in clusters.iter_mut().filter(|cluster| cluster.get("load_balancing_policy").is_some()) {
-            cluster["load_balancing_policy"] = ring.clone();
-        }
-    }
+    pool_clusters(config).for_each(|cluster| cluster["load_balancing_policy"] = ring.clone());
     let routes =
         "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     if let Some(routes) = config.pointer_mut(routes).and_then(Value::as_array_mut) {

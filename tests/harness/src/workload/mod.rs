@@ -10,6 +10,11 @@ mod fleet;
 mod plan;
 mod run;
 
+pub(crate) use figures::tpot_ms;
+pub(crate) use fleet::{ENGINES, HASH_HEADER, pool_clusters, ring_hash};
+pub(crate) use plan::{exponential, log_uniform, prose};
+pub(crate) use run::{HASHED_CHARACTERS, hash};
+
 pub use figures::{Figures, quantile};
 pub use fleet::{Fleet, MODEL, Policy, profile};
 pub use plan::{Single, SinglesOptions, Talk, TalksOptions, Turn, singles, talks};

@@ -141,14 +141,19 @@ pub fn singles(options: &SinglesOptions) -> Vec<Single> {
     (0..options.requests)
         .map(|_| {
             at_s += exponential(&mut rng, 1.0 / options.per_second);
-            let tokens = E.powf(least.ln() + rng.random::<f64>() * (most / least).ln()) as usize;
+            let tokens = log_uniform(&mut rng, least, most) as usize;
             let output_tokens = output_tokens(&mut rng, options.output_tokens);
             Single { at_s, text: prose(&mut rng, tokens), output_tokens }
         })
         .collect()
 }
 
-fn exponential(rng: &mut StdRng, mean: f64) -> f64 {
+/// As many between 100 and 200 as between 200 and 400.
+pub(crate) fn log_uniform(rng: &mut StdRng, least: f64, most: f64) -> f64 {
+    E.powf(least.ln() + rng.random::<f64>() * (most / least).ln())
+}
+
+pub(crate) fn exponential(rng: &mut StdRng, mean: f64) -> f64 {
     -(1.0 - rng.random::<f64>()).ln() * mean
 }
 
@@ -157,7 +162,7 @@ fn output_tokens(rng: &mut StdRng, mean: f64) -> u32 {
 }
 
 /// Words without meaning, a line break every dozen of them.
-fn prose(rng: &mut StdRng, tokens: usize) -> String {
+pub(crate) fn prose(rng: &mut StdRng, tokens: usize) -> String {
     const WORDS: [&str; 16] = [
         "lorry", "scale", "load", "bridge", "axle", "ton", "road", "gate", "yard", "crane", "ramp", "dock", "belt",
         "cargo", "port", "rail",

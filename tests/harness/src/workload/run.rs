@@ -13,7 +13,7 @@ use super::plan::{Single, Talk};
 use crate::load::{self, Call, Conversation, Outcome};
 
 /// Characters whose hash the client computes.
-const HASHED_CHARACTERS: usize = 256;
+pub(crate) const HASHED_CHARACTERS: usize = 256;
 
 /// Has all conversations, each turn when the answer before has come and the user has thought.
 ///
@@ -62,7 +62,7 @@ pub async fn run_singles(fleet: &Fleet, singles: &[Single]) -> Result<Figures> {
 /// No request takes so long.
 const LONG: Duration = Duration::from_secs(600);
 
-fn hash(text: &str) -> String {
+pub(crate) fn hash(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     format!("{:016x}", hasher.finish())

@@ -12,6 +12,7 @@ mod output;
 mod overhead;
 mod overload;
 mod pair;
+mod peers;
 mod real;
 mod stream;
 
@@ -52,6 +53,10 @@ enum Command {
     Chaos(chaos::Options),
     /// Half an hour of mixed load with mild chaos: memory and latency over time.
     Soak(chaos::SoakOptions),
+    /// Weighbridge beside what people use instead: the same unequal engines and the same requests, each router in turn.
+    Peers(peers::Options),
+    /// docs/benchmarks.md, made of what `peers --json` wrote.
+    PeersPage(peers::PageOptions),
     /// One simulated engine: the scenarios start themselves so, to have engines that can be killed.
     #[command(hide = true)]
     Engine(Serve),
@@ -73,6 +78,8 @@ async fn main() -> anyhow::Result<()> {
         Command::Real(options) => real::run(&options).await,
         Command::Chaos(options) => chaos::run(&options).await,
         Command::Soak(options) => chaos::soak(&options).await,
+        Command::Peers(options) => peers::run(&options).await,
+        Command::PeersPage(options) => peers::page(&options),
         Command::Engine(options) => harness::engine_sim::cli::serve(options).await,
     }
 }

@@ -1,0 +1,352 @@
+//! Weighbridge beside what people use instead, on the wire; and the page about it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use harness::artifacts;
+use harness::peers::{
+    self, Cell, Engines, Machine, Measured, MeasuredEndpoint, ROUTERS, Results, Router, RouterInfo, Run, SCENARIOS,
+    Scenario, ScenarioInfo, Setup, Span,
+};
+
+use serde_json::Value;
+
+use crate::output;
+
+/// The scenario that is none: what a request costs.
+const COST: &str = "cost";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Only these routers.
+    #[arg(long, value_name = "ROUTER", value_delimiter = ',', value_parser = router)]
+    only: Vec<Router>,
+    /// Only these scenarios: load86, load50, load120, noreuse, slow, killed; or cost, the CPU per request by size of the body.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scenario)]
+    scenario: Vec<Chosen>,
+    /// Seconds of each run that count.
+    #[arg(long, default_value_t = 15.0)]
+    seconds: f64,
+    /// Seconds before that, in which caches and batches fill.
+    #[arg(long, default_value_t = 6.0)]
+    warm_up: f64,
+    /// Rounds of every scenario, each router once in each; 2 of load86 and one of the others by default.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Seed of the first round.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A few seconds of each: whether it works, not how well.
+    #[arg(long)]
+    quick: bool,
+    /// Settings of our pool that are not the defaults, to see what they would do: `{"affinity": {"k": 2}}`.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = settings)]
+    pool: Value,
+    /// Also writes the results to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also keeps Envoy's access logs, with the decisions, in this directory.
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+}
+
+fn router(name: &str) -> Result<Router, String> {
+    Router::named(name).ok_or_else(|| {
+        let names: Vec<_> = ROUTERS.iter().map(|router| router.name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+fn settings(text: &str) -> Result<Value, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if value.is_object() { Ok(value) } else { Err("expected a JSON object".to_owned()) }
+}
+
+/// A scenario, or what a request costs.
+#[derive(Debug, Clone, Copy)]
+enum Chosen {
+    Scenario(Scenario),
+    Cost,
+}
+
+fn scenario(name: &str) -> Result<Chosen, String> {
+    if name == COST {
+        return Ok(Chosen::Cost);
+    }
+    Scenario::named(name).map(Chosen::Scenario).ok_or_else(|| {
+        let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        format!("expected {COST} or one of {}", names.join(", "))
+    })
+}
+
+impl Options {
+    fn span(&self) -> Span {
+        if self.quick {
+            Span { warm_up_s: 2.0, measured_s: 4.0 }
+        } else {
+            Span { warm_up_s: self.warm_up, measured_s: self.seconds }
+        }
+    }
+
+    fn scenarios(&self) -> Vec<Scenario> {
+        let all = SCENARIOS.into_iter().map(Chosen::Scenario).collect::<Vec<_>>();
+        let chosen = if self.scenario.is_empty() { &all } else { &self.scenario };
+        let scenarios = chosen.iter().filter_map(|chosen| match chosen {
+            Chosen::Scenario(scenario) => Some(*scenario),
+            Chosen::Cost => None,
+        });
+        let rounds = |scenario: Scenario| self.rounds.unwrap_or(if self.quick { 1 } else { scenario.rounds });
+        scenarios.map(|scenario| Scenario { rounds: rounds(scenario), ..scenario }).collect()
+    }
+
+    fn wants_cost(&self) -> bool {
+        self.scenario.is_empty() || self.scenario.iter().any(|chosen| matches!(chosen, Chosen::Cost))
+    }
+}
+
+pub(crate) async fn run(options: &Options) -> Result<()> {
+    ensure!(options.seconds > 0.0 && options.warm_up >= 0.0, "--seconds must be above 0, and --warm-up at least 0");
+    let machine = Machine::here();
+    let (routers, left_out) = installed(options);
+    ensure!(!routers.is_empty(), "no router is left: {left_out:?}");
+    let mut results = Results {
+        command: command(),
+        commit: peers::commit().await,
+        machine,
+        date: today().await?,
+        span: options.span(),
+        seed: options.seed,
+        routers: Vec::new(),
+        left_out,
+        measured: Vec::new(),
+        scenarios: Vec::new(),
+        cells: Vec::new(),
+        costs: Vec::new(),
+    };
+    for router in &routers {
+        results.routers.push(RouterInfo {
+            name: router.name.into(),
+            how: router.how.into(),
+            version: router.version().await?,
+            llm_aware: router.llm_aware,
+        });
+    }
+    let scenarios = options.scenarios();
+    if !scenarios.is_empty() {
+        compare(options, &scenarios, &routers, &mut results).await?;
+    }
+    if options.wants_cost() {
+        costs(options, &routers, &mut results).await?;
+    }
+    save(options, &results)?;
+    output::result("peers", &[serde_json::to_value(&results)?]);
+    Ok(())
+}
+
+fn save(options: &Options, results: &Results) -> Result<()> {
+    let Some(path) = &options.json else { return Ok(()) };
+    std::fs::write(path, results.to_json()?).with_context(|| format!("--json {}", path.display()))
+}
+
+/// Those that are there; and of the others, why they are not.
+fn installed(options: &Options) -> (Vec<Router>, BTreeMap<String, String>) {
+    let wanted = ROUTERS.into_iter().filter(|router| match options.only.as_slice() {
+        [] => router.by_default,
+        only => only.iter().any(|one| one.name == router.name),
+    });
+    let (mut there, mut left_out) = (Vec::new(), BTreeMap::new());
+    for router in wanted {
+        match router.program() {
+            Ok(_) => there.push(router),
+            Err(why) => {
+                eprintln!("left out: {}: {why:#}", router.name);
+                left_out.insert(router.name.to_owned(), format!("{why:#}"));
+            }
+        }
+    }
+    (there, left_out)
+}
+
+async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], results: &mut Results) -> Result<()> {
+    let program = std::env::current_exe()?;
+    let mut lanes: Vec<usize> = scenarios.iter().map(|scenario| scenario.prefill_lanes).collect();
+    lanes.dedup();
+    ensure!(lanes.len() == 1, "one fleet serves all scenarios");
+    let mut engines = Engines::unequal(&program, lanes[0]).await?;
+    let mut setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
+    let mut measured = None;
+    if routers.iter().any(Router::is_ours) {
+        eprintln!("the prober measures the engines");
+        let done = Measured::measure(&setup).await?;
+        for endpoint in done.endpoints.as_array().into_iter().flatten() {
+            results.measured.push(MeasuredEndpoint {
+                id: endpoint["id"].as_str().context("an endpoint without id")?.to_owned(),
+                throughput_tps: endpoint["throughput_tps"].as_f64().context("an endpoint that was not measured")?,
+                weight: endpoint["weight"].as_f64().context("no weight")?,
+                max_in_flight: endpoint["max_in_flight"].as_u64().unwrap_or(0),
+            });
+        }
+        eprintln!("{:?}", results.measured);
+        setup.measured = Some(done.store());
+        measured = Some(done);
+    }
+    for scenario in scenarios {
+        let routers: Vec<Router> =
+            routers.iter().filter(|router| scenario.control || !router.is_control()).copied().collect();
+        let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
+        for round in 0..scenario.rounds {
+            let arrivals = scenario.arrivals(options.span().whole_s(), options.seed + round as u64).make().await?;
+            for nth in 0..routers.len() {
+                // Somebody else begins every time.
+                let place = (nth + round) % routers.len();
+                let run = one(options, scenario, &arrivals, &routers[place], &setup, &mut engines, round).await;
+                let run = run.with_context(|| format!("{}, {}", scenario.name, routers[place].name))?;
+                let cell = Cell::of(scenario.name, routers[place].name, std::slice::from_ref(&run));
+                eprintln!("{} round {}: {}", scenario.name, round + 1, brief(&cell));
+                for (why, count) in run.failures() {
+                    eprintln!("  {count} x {why}");
+                }
+                runs.entry(place).or_default().push(run);
+            }
+        }
+        results.scenarios.push(ScenarioInfo {
+            name: scenario.name.into(),
+            what: scenario.what.into(),
+            per_second: scenario.per_second(),
+            rounds: scenario.rounds,
+        });
+        let cells: Vec<Cell> =
+            runs.iter().map(|(place, runs)| Cell::of(scenario.name, routers[*place].name, runs)).collect();
+        println!("\n{}: {}, {:.1} requests/s", scenario.name, scenario.what, scenario.per_second());
+        output::table(&COLUMNS, &cells.iter().map(row).collect::<Vec<_>>());
+        results.cells.extend(cells);
+        // All of it takes long; what is there is not lost when somebody ends it.
+        save(options, results)?;
+    }
+    drop(measured);
+    Ok(())
+}
+
+async fn one(
+    options: &Options,
+    scenario: &Scenario,
+    arrivals: &[peers::Arrival],
+    router: &Router,
+    setup: &Setup,
+    engines: &mut Engines,
+    round: usize,
+) -> Result<Run> {
+    engines.anew().await?;
+    let mut running = router.start(setup).await?;
+    let run = Run::take(scenario, options.span(), arrivals, &mut running, engines).await;
+    if let Some(dir) = &options.logs {
+        let lines: Vec<String> = running.access_log().iter().map(ToString::to_string).collect();
+        std::fs::create_dir_all(dir)?;
+        std::fs::write(dir.join(format!("{}-{}-{}.jsonl", scenario.name, router.name, round + 1)), lines.join("\n"))?;
+    }
+    let run = match run {
+        Ok(run) => run,
+        Err(error) => bail!("{error:#}\n{}", running.log_tail()),
+    };
+    running.stop().await?;
+    Ok(run)
+}
+
+async fn costs(options: &Options, routers: &[Router], results: &mut Results) -> Result<()> {
+    let engines = Engines::instant(&std::env::current_exe()?, 4).await?;
+    let setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
+    let mut running = Vec::new();
+    for router in routers.iter().filter(|router| router.llm_aware || router.name == "envoy-least-request") {
+        running.push((router.name, router.start(&setup).await?));
+    }
+    let (turn, rounds) = if options.quick { (0.2, 1) } else { (1.0, 5) };
+    results.costs = peers::cost(&mut running, Duration::from_secs_f64(turn), rounds).await?;
+    for (_, router) in running {
+        router.stop().await?;
+    }
+    let rows: Vec<Vec<String>> = results
+        .costs
+        .iter()
+        .map(|cost| {
+            let [median, least, greatest] = cost.total_us;
+            let parts: Vec<String> = cost.cpu_us.iter().map(|(part, us)| format!("{part} {us:.0}")).collect();
+            vec![
+                format!("{} {}", cost.size, cost.router),
+                format!("{median:.0}"),
+                format!("({least:.0} .. {greatest:.0})"),
+                parts.join(" "),
+                format!("{:.0}", cost.latency_us),
+            ]
+        })
+        .collect();
+    println!("\nCPU of the router per request, us");
+    output::table(&["", "median", "(min .. max)", "parts", "latency p50"], &rows);
+    Ok(())
+}
+
+const COLUMNS: [&str; 11] =
+    ["router", "TTFT p50", "p99 s", "TPOT p50", "p99 ms", "whole p50", "p99 s", "failed", "shed", "hits", "shares %"];
+
+fn row(cell: &Cell) -> Vec<String> {
+    let show = |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |value| format!("{value:.digits$}"));
+    vec![
+        cell.router.clone(),
+        show(cell.ttft_s.map(|q| q.p50), 2),
+        show(cell.ttft_s.map(|q| q.p99), 2),
+        show(cell.tpot_ms.map(|q| q.p50), 1),
+        show(cell.tpot_ms.map(|q| q.p99), 1),
+        show(cell.end_s.map(|q| q.p50), 2),
+        show(cell.end_s.map(|q| q.p99), 1),
+        cell.failed.to_string(),
+        cell.shed.to_string(),
+        format!("{:.2}", cell.hit_rate),
+        cell.shares.values().map(|share| format!("{:.0}", share * 100.0)).collect::<Vec<_>>().join("/"),
+    ]
+}
+
+fn brief(cell: &Cell) -> String {
+    let named: Vec<String> = COLUMNS.iter().zip(row(cell)).map(|(name, value)| format!("{name} {value}")).collect();
+    let cpu: Vec<String> = cell.cpu_us.iter().map(|(part, us)| format!("{part} {us:.0} us")).collect();
+    let cores = format!("generator {:.2} cores, engines {:.2}", cell.generator_cores, cell.engines_cores);
+    let late = cell.late_ms.map_or(0.0, |late| late.p99);
+    let added = cell.added_ms.map_or("-".to_owned(), |added| format!("{:.1}/{:.1}", added.p50, added.p99));
+    format!(
+        "{}; {} requests, {}, late p99 {late:.1} ms, added {added} ms; {cores}",
+        named.join(" "),
+        cell.requests,
+        cpu.join(" ")
+    )
+}
+
+/// As it was asked for.
+fn command() -> String {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    format!("scripts/bench {}", arguments.join(" "))
+}
+
+async fn today() -> Result<String> {
+    let output = tokio::process::Command::new("date").args(["-u", "+%Y-%m-%d"]).output().await?;
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+/// The page about it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PageOptions {
+    /// What `peers --json` wrote.
+    #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.json")]
+    from: PathBuf,
+    /// The page.
+    #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
+    to: PathBuf,
+}
+
+pub(crate) fn page(options: &PageOptions) -> Result<()> {
+    let root = artifacts::root();
+    let from = root.join(&options.from);
+    let text = std::fs::read_to_string(&from).with_context(|| format!("--from {}", from.display()))?;
+    let results: Results = serde_json::from_str(&text).with_context(|| format!("--from {}", from.display()))?;
+    let to = root.join(&options.to);
+    std::fs::write(&to, peers::page::page(&results)).with_context(|| format!("--to {}", to.display()))
+}

@@ -1,0 +1,369 @@
+//! The page of results, made of the JSON and of nothing else.
+
+use std::fmt::Write;
+
+use super::cost::SIZES;
+use super::figures::{Cell, Quantiles};
+use super::results::{Cost, Results};
+use super::routers::{DIRECT, OURS};
+
+/// The scenario by which routers are compared first.
+const MAIN: &str = "load86";
+
+/// `docs/benchmarks.md`.
+#[must_use]
+pub fn page(results: &Results) -> String {
+    let mut text = String::new();
+    head(&mut text, results);
+    summary(&mut text, results);
+    behind(&mut text, results);
+    for scenario in &results.scenarios {
+        let _ = writeln!(text, "\n## {}: {}\n", scenario.name, scenario.what);
+        let rounds = if scenario.rounds == 1 { "one round".to_owned() } else { format!("{} rounds", scenario.rounds) };
+        let _ = writeln!(text, "{:.1} requests/s, {rounds}.\n", scenario.per_second);
+        clients_saw(&mut text, results, &scenario.name);
+        routers_used(&mut text, results, &scenario.name);
+    }
+    costs(&mut text, results);
+    noise(&mut text, results);
+    routers(&mut text, results);
+    text
+}
+
+fn head(text: &mut String, results: &Results) {
+    let machine = &results.machine;
+    let _ = write!(
+        text,
+        "# Benchmarks
+
+Weighbridge beside what people use instead: the same simulated engines, the same requests at the same moments, each router in
+turn. This page is made of [benchmarks.json](benchmarks.json) by `scripts/bench peers-page`. To measure anew:
+
+```sh
+scripts/bench --install-peers
+scripts/bench peers --json docs/benchmarks.json
+scripts/bench peers-page
+```
+
+| | |
+|---|---|
+| command | `{}` |
+| commit | {} |
+| day | {} |
+| machine | {} cores ({}), {:.0} GiB, Linux {} |
+| load average before | {} |
+
+Engines: four processes of the engine simulator, with 980, 479, 240 and 240 output tokens/s at 16 requests (curves over 1, 8, 16
+and 32 requests: 106/688/980/1,440; 94/400/479/465; 60/200/240/235 twice), at most 32 requests at once, prefix cache on,
+prefill 6,000 tokens/s for each prompt, beside the others (a prompt that is being prefilled delays nobody else's). They are
+started anew before every run. Load of 100 % is the sum of the four at 16 requests; the most they can give is 1.24 times that.
+
+Requests: a Poisson stream that waits for nobody; 60 % are the next turn of a conversation, 40 % single prompts of 100 to 4,000 tokens
+(log-uniform); answers of 64 tokens on average; all streamed, with usage. Each run has {:.0} s of warm-up and {:.0} s that count. The
+seed is {}. Router, engines and load generator share the machine's cores.
+",
+        results.command,
+        results.commit,
+        results.date,
+        machine.cores,
+        machine.cpu,
+        machine.memory_bytes as f64 / f64::from(1 << 30),
+        machine.kernel,
+        machine.load_before,
+        results.span.warm_up_s,
+        results.span.measured_s,
+        results.seed,
+    );
+    if !results.measured.is_empty() {
+        let each: Vec<String> = results
+            .measured
+            .iter()
+            .map(|one| {
+                format!(
+                    "{} {:.0} tokens/s, weight {}, at most {}",
+                    one.id, one.throughput_tps, one.weight, one.max_in_flight
+                )
+            })
+            .collect();
+        let _ = writeln!(text, "\nThe prober measured beforehand: {}.", each.join("; "));
+    }
+    for (name, why) in &results.left_out {
+        let _ = writeln!(text, "\nLeft out: {name} ({why}).");
+    }
+}
+
+/// A figure of a cell, in which one router is better than another.
+struct Figure {
+    name: &'static str,
+    /// Less is better.
+    less: bool,
+    of: fn(&Cell) -> Option<f64>,
+    show: fn(f64) -> String,
+}
+
+const FIGURES: [Figure; 8] = [
+    Figure { name: "TTFT p50, s", less: true, of: |cell| Some(cell.ttft_s?.p50), show: |value| format!("{value:.2}") },
+    Figure { name: "TTFT p99, s", less: true, of: |cell| Some(cell.ttft_s?.p99), show: |value| format!("{value:.2}") },
+    Figure {
+        name: "TPOT p50, ms",
+        less: true,
+        of: |cell| Some(cell.tpot_ms?.p50),
+        show: |value| format!("{value:.1}"),
+    },
+    Figure {
+        name: "TPOT p99, ms",
+        less: true,
+        of: |cell| Some(cell.tpot_ms?.p99),
+        show: |value| format!("{value:.1}"),
+    },
+    Figure { name: "whole p50, s", less: true, of: |cell| Some(cell.end_s?.p50), show: |value| format!("{value:.2}") },
+    Figure { name: "whole p99, s", less: true, of: |cell| Some(cell.end_s?.p99), show: |value| format!("{value:.1}") },
+    Figure { name: "hit rate", less: false, of: |cell| Some(cell.hit_rate), show: |value| format!("{value:.2}") },
+    Figure {
+        name: "not served, %",
+        less: true,
+        of: |cell| Some(100.0 * (cell.failed + cell.shed) as f64 / cell.requests.max(1) as f64),
+        show: |value| format!("{value:.1}"),
+    },
+];
+
+impl Figure {
+    /// The best of the routers' (the control is none), and whose it is.
+    fn best<'a>(&self, cells: impl Iterator<Item = &'a Cell>) -> Option<(&'a str, f64)> {
+        let worth = |value: f64| if self.less { value } else { -value };
+        cells
+            .filter(|cell| cell.router != DIRECT)
+            .filter_map(|cell| Some((cell.router.as_str(), (self.of)(cell)?)))
+            .min_by(|one, other| worth(one.1).total_cmp(&worth(other.1)))
+    }
+}
+
+fn of_scenario<'a>(results: &'a Results, scenario: &'a str) -> impl Iterator<Item = &'a Cell> + Clone {
+    results.cells.iter().filter(move |cell| cell.scenario == scenario)
+}
+
+fn summary(text: &mut String, results: &Results) {
+    let Some(ours) = results.cell(MAIN, OURS) else { return };
+    let _ = writeln!(text, "\n## In short\n\nAt 86 % load, and what a request costs:\n");
+    let _ = writeln!(text, "| | Weighbridge | best of the others | ratio |\n|---|---|---|---|");
+    for figure in &FIGURES {
+        let others = of_scenario(results, MAIN).filter(|cell| cell.router != OURS);
+        if let (Some(own), Some((name, best))) = ((figure.of)(ours), figure.best(others)) {
+            let ratio = if best == 0.0 { "-".to_owned() } else { format!("{:.2}", own / best) };
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} ({name}) | {ratio} |",
+                figure.name,
+                (figure.show)(own),
+                (figure.show)(best)
+            );
+        }
+    }
+    for (size, _) in SIZES {
+        if let (Some(own), Some(best)) = (cost(results, size, OURS), best_cost(results, size)) {
+            let (own, least) = (own.total_us[0], best.total_us[0]);
+            let _ = writeln!(
+                text,
+                "| CPU per request, {size}, us (others that read prompts) | {own:.0} | {least:.0} ({}) | {:.2} |",
+                best.router,
+                own / least
+            );
+        }
+    }
+}
+
+fn cost<'a>(results: &'a Results, size: &str, router: &str) -> Option<&'a Cost> {
+    results.costs.iter().find(|cost| cost.size == size && cost.router == router)
+}
+
+/// The least of the others that read prompts.
+fn best_cost<'a>(results: &'a Results, size: &str) -> Option<&'a Cost> {
+    let aware = |name: &str| results.routers.iter().any(|router| router.name == name && router.llm_aware);
+    let others = results.costs.iter().filter(|cost| cost.size == size && cost.router != OURS && aware(&cost.router));
+    others.min_by(|one, other| one.total_us[0].total_cmp(&other.total_us[0]))
+}
+
+/// Where somebody is better than we are, said and not hidden.
+fn behind(text: &mut String, results: &Results) {
+    let mut lines = Vec::new();
+    for scenario in &results.scenarios {
+        let Some(ours) = results.cell(&scenario.name, OURS) else { continue };
+        for figure in &FIGURES {
+            let others = of_scenario(results, &scenario.name).filter(|cell| cell.router != OURS);
+            let (Some(own), Some((name, best))) = ((figure.of)(ours), figure.best(others)) else { continue };
+            let (own, best) = ((figure.show)(own), (figure.show)(best));
+            let number = |text: &str| text.parse::<f64>().unwrap_or(f64::NAN);
+            if own != best && (number(&own) > number(&best)) == figure.less {
+                lines.push(format!("- {}: {} is {own}, of {name} {best}", scenario.name, figure.name));
+            }
+        }
+    }
+    for (size, _) in SIZES {
+        if let (Some(own), Some(best)) = (cost(results, size, OURS), best_cost(results, size))
+            && own.total_us[0] > best.total_us[0]
+        {
+            lines.push(format!(
+                "- {size} bodies: {:.0} us of CPU a request, {} {:.0}",
+                own.total_us[0], best.router, best.total_us[0]
+            ));
+        }
+    }
+    if results.cells.iter().any(|cell| cell.router == OURS) {
+        let _ = writeln!(text, "\n## Where Weighbridge is behind\n");
+        let _ = writeln!(
+            text,
+            "Every figure in which another router was better, by however little (rounded as in the tables):\n"
+        );
+        if lines.is_empty() {
+            lines.push("Nowhere.".to_owned());
+        }
+        let _ = writeln!(text, "{}", lines.join("\n"));
+    }
+}
+
+fn pair(quantiles: Option<Quantiles>, show: fn(f64) -> String) -> String {
+    quantiles.map_or_else(|| "- / -".to_owned(), |Quantiles { p50, p99 }| format!("{} / {}", show(p50), show(p99)))
+}
+
+fn clients_saw(text: &mut String, results: &Results, scenario: &str) {
+    let _ = writeln!(
+        text,
+        "| | TTFT p50 / p99, s | TPOT p50 / p99, ms | whole p50 / p99, s | requests | failed | shed | tokens/s | prefix hits |\n\
+         |---|---|---|---|---|---|---|---|---|"
+    );
+    for cell in of_scenario(results, scenario) {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} | {:.0} | {:.2} |",
+            cell.router,
+            pair(cell.ttft_s, |value| format!("{value:.2}")),
+            pair(cell.tpot_ms, |value| format!("{value:.1}")),
+            pair(cell.end_s, |value| format!("{value:.2}")),
+            cell.requests,
+            cell.failed,
+            cell.shed,
+            cell.tokens_per_s,
+            cell.hit_rate,
+        );
+    }
+}
+
+fn routers_used(text: &mut String, results: &Results, scenario: &str) {
+    let engines: Vec<&String> =
+        of_scenario(results, scenario).next().map(|cell| cell.shares.keys().collect()).unwrap_or_default();
+    let names: Vec<&str> = engines.iter().map(|name| name.as_str()).collect();
+    let _ = writeln!(
+        text,
+        "\n| | share of {}, % | CPU per request, us | peak memory, MiB | added p50 / p99, ms |\n|---|---|---|---|---|",
+        names.join(" / ")
+    );
+    for cell in of_scenario(results, scenario) {
+        let shares: Vec<String> = engines
+            .iter()
+            .map(|name| format!("{:.0}", 100.0 * cell.shares.get(*name).copied().unwrap_or(0.0)))
+            .collect();
+        let cpu = parts(cell.cpu_us.iter().map(|(part, us)| (part.as_str(), format!("{us:.0}"))));
+        let memory = cell.peak_rss_bytes.iter();
+        let memory =
+            parts(memory.map(|(part, bytes)| (part.as_str(), format!("{:.0}", *bytes as f64 / f64::from(1 << 20)))));
+        let added = pair(cell.added_ms, |value| format!("{value:.1}"));
+        let _ = writeln!(text, "| {} | {} | {cpu} | {memory} | {added} |", cell.router, shares.join(" / "));
+    }
+}
+
+/// What has one part needs no name for it.
+fn parts<'a>(parts: impl ExactSizeIterator<Item = (&'a str, String)>) -> String {
+    match parts.len() {
+        0 => "-".to_owned(),
+        1 => parts.map(|(_, value)| value).collect(),
+        _ => parts.map(|(part, value)| format!("{part} {value}")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn costs(text: &mut String, results: &Results) {
+    if results.costs.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n## What a request costs\n\nCPU of the router per request by the size of the body, in front of four engines that answer at once, 4 connections with one \
+         request at a time; median (least to greatest) of rounds in turn. The prober uses CPU by time rather than by request.\n"
+    );
+    let sizes: Vec<&str> = SIZES.iter().map(|(size, _)| *size).collect();
+    let _ = writeln!(
+        text,
+        "| | {} |\n|---|---|---|---|",
+        sizes.iter().map(|size| format!("{size}, us")).collect::<Vec<_>>().join(" | ")
+    );
+    for router in &results.routers {
+        let cells: Vec<String> = sizes
+            .iter()
+            .filter_map(|size| {
+                let cost = cost(results, size, &router.name)?;
+                let [median, least, greatest] = cost.total_us;
+                let of = if cost.cpu_us.len() > 1 {
+                    format!("; {}", parts(cost.cpu_us.iter().map(|(part, us)| (part.as_str(), format!("{us:.0}")))))
+                } else {
+                    String::new()
+                };
+                Some(format!("{median:.0} ({least:.0} to {greatest:.0}{of})"))
+            })
+            .collect();
+        if !cells.is_empty() {
+            let _ = writeln!(text, "| {} | {} |", router.name, cells.join(" | "));
+        }
+    }
+}
+
+/// What the control says, and how far rounds lie apart.
+fn noise(text: &mut String, results: &Results) {
+    let _ = writeln!(text, "\n## How far to trust this\n");
+    let worst = |of: fn(&Cell) -> f64| results.cells.iter().map(of).fold(0.0, f64::max);
+    let late = worst(|cell| cell.late_ms.map_or(0.0, |late| late.p99));
+    let _ = writeln!(
+        text,
+        "- The load generator kept {:.2} cores busy at most, the four engines together {:.2}. 99 of 100 requests were sent within {late:.1} ms \
+         of their moment, in the worst of the runs.",
+        worst(|cell| cell.generator_cores),
+        worst(|cell| cell.engines_cores),
+    );
+    if let Some(added) = results.cell(MAIN, DIRECT).and_then(|cell| cell.added_ms) {
+        let _ = writeln!(
+            text,
+            "- `{DIRECT}` has no router. What clients saw there is {:.1} ms (p50) and {:.1} ms (p99) more than what the engines' model of time \
+             says: the engines keep their pace to so much.",
+            added.p50, added.p99
+        );
+    }
+    let several = results.scenarios.iter().filter(|scenario| scenario.rounds > 1);
+    for scenario in several {
+        let _ = writeln!(
+            text,
+            "- {}, round by round, whole p99 in s: {}.",
+            scenario.name,
+            of_scenario(results, &scenario.name)
+                .map(|cell| {
+                    let each =
+                        cell.rounds.iter().map(|round| round[2].map_or("-".to_owned(), |value| format!("{value:.1}")));
+                    format!("{} {}", cell.router, each.collect::<Vec<_>>().join(" "))
+                })
+                .collect::<Vec<_>>()
+                .join("; ")
+        );
+    }
+    let _ = writeln!(
+        text,
+        "- Shed: 429, or 503 while every engine lives. Failed: everything else that is no complete answer; a client gives up after 60 s.\n\
+         - Added: what the client waited less what the engine took, where the router passes on the header that names the request.\n\
+         - CPU counts every process of a router; peak memory is theirs together. Simulated engines take no GPU's time and answer with text that \
+         means nothing; how they are modelled stands in `tests/engine-sim/src/model/mod.rs`."
+    );
+}
+
+fn routers(text: &mut String, results: &Results) {
+    let _ = writeln!(text, "\n## Who took part\n\n| | version | how |\n|---|---|---|");
+    for router in &results.routers {
+        let version = if router.version.is_empty() { "-" } else { &router.version };
+        let _ = writeln!(text, "| {} | {version} | {} |", router.name, router.how);
+    }
+}

@@ -1,0 +1,144 @@
+//! nginx and HAProxy, as one sets them up for streams.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use tokio::process::Command;
+
+use super::{Front, Part, Running, Setup, WORKERS, answers, place, write};
+use crate::child::ManagedChild;
+
+pub(super) async fn nginx(program: &Path, setup: &Setup) -> Result<Running> {
+    let (dir, port) = place()?;
+    let user = Command::new("id").arg("-un").output().await?.stdout;
+    let text = nginx_config(setup, port.address(), dir.path(), String::from_utf8_lossy(&user).trim());
+    let mut command = Command::new(program);
+    command.arg("-p").arg(dir.path()).arg("-c").arg(write(dir.path(), "nginx.conf", &text)?);
+    let mut child = ManagedChild::spawn("nginx", command, dir.path())?;
+    // Its own page is no engine's: any engine says that it lives.
+    answers(&mut child, port.address(), "/health", |_| true).await?;
+    let front = Front::one(port.address());
+    Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port] })
+}
+
+fn nginx_config(setup: &Setup, listen: SocketAddr, dir: &Path, user: &str) -> String {
+    let servers: String = setup.engines.iter().map(|(_, address, _)| format!("    server {address};\n")).collect();
+    let dir = dir.display();
+    format!(
+        "daemon off;
+user {user};
+worker_processes {WORKERS};
+pid {dir}/nginx.pid;
+error_log {dir}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log {dir}/access.log;
+  client_body_temp_path {dir}/body;
+  proxy_temp_path {dir}/proxy;
+  client_max_body_size 64m;
+  client_body_buffer_size 2m;
+  upstream engines {{
+    # Without a zone each worker counts for itself.
+    zone engines 256k;
+    least_conn;
+{servers}    keepalive 256;
+  }}
+  server {{
+    listen {listen} backlog=1024;
+    keepalive_requests 1000000;
+    location / {{
+      proxy_pass http://engines;
+      proxy_http_version 1.1;
+      proxy_set_header Connection \"\";
+      # Tokens are sent on as they come.
+      proxy_buffering off;
+      proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"
+    )
+}
+
+pub(super) async fn haproxy(program: &Path, setup: &Setup) -> Result<Running> {
+    let (dir, port) = place()?;
+    let text = haproxy_config(setup, port.address());
+    let mut command = Command::new(program);
+    command.arg("-db").arg("-f").arg(write(dir.path(), "haproxy.cfg", &text)?);
+    let mut child = ManagedChild::spawn("haproxy", command, dir.path())?;
+    answers(&mut child, port.address(), "/health", |_| true).await?;
+    let front = Front::one(port.address());
+    Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port] })
+}
+
+fn haproxy_config(setup: &Setup, listen: SocketAddr) -> String {
+    let servers: String =
+        setup.engines.iter().map(|(name, address, _)| format!("  server {name} {address} check inter 2s\n")).collect();
+    format!(
+        "global
+  nbthread {WORKERS}
+  maxconn 4096
+defaults
+  mode http
+  # Otherwise it holds back the pieces of a stream.
+  option http-no-delay
+  option redispatch
+  retries 3
+  timeout connect 1s
+  timeout client 600s
+  timeout server 600s
+  timeout http-keep-alive 600s
+frontend gateway
+  bind {listen}
+  default_backend engines
+backend engines
+  balance leastconn
+  option httpchk GET /health
+{servers}"
+    )
+}
+
+pub(super) async fn version(program: &Path) -> Result<String> {
+    let output = Command::new(program).arg("-v").output().await?;
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    // `nginx version: nginx/1.22.1`, `HAProxy version 2.6.12-1+deb12u4 2026/10/17 - ...`
+    let mut words = text.split([' ', '/', '\n']);
+    words
+        .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
+        .map(str::to_owned)
+        .context(text.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setup() -> Setup {
+        let engine = |name: &str, port| (name.to_owned(), SocketAddr::from(([127, 0, 0, 1], port)), 1.0);
+        Setup { engines: vec![engine("a", 11), engine("b", 12)], measured: None, pool: serde_json::Value::Null }
+    }
+
+    #[test]
+    fn both_name_every_engine_and_hold_back_no_token() {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 10));
+        let nginx = nginx_config(&setup(), listen, Path::new("/somewhere"), "somebody");
+        let haproxy = haproxy_config(&setup(), listen);
+        for wanted in [
+            "server 127.0.0.1:11;",
+            "server 127.0.0.1:12;",
+            "listen 127.0.0.1:10 ",
+            "proxy_buffering off;",
+            "least_conn;",
+        ] {
+            assert!(nginx.contains(wanted), "{wanted}: {nginx}");
+        }
+        assert_eq!(nginx.matches('{').count(), nginx.matches('}').count());
+        for wanted in
+            ["server a 127.0.0.1:11 ", "server b 127.0.0.1:12 ", "bind 127.0.0.1:10\n", "http-no-delay", "leastconn"]
+        {
+            assert!(haproxy.contains(wanted), "{wanted}: {haproxy}");
+        }
+    }
+}
