@@ -9,6 +9,8 @@ use super::routers::{DIRECT, OURS};
 
 /// The scenario by which routers are compared first.
 const MAIN: &str = "load86";
+/// Requests that are sent so much too late show that the machine is not ours alone.
+const BUSY_LATE_MS: f64 = 20.0;
 
 /// `docs/benchmarks.md`.
 #[must_use]
@@ -327,6 +329,14 @@ fn noise(text: &mut String, results: &Results) {
         worst(|cell| cell.generator_cores),
         worst(|cell| cell.engines_cores),
     );
+    if late > BUSY_LATE_MS {
+        let _ = writeln!(
+            text,
+            "- So late is too late: the machine was busy with other things (load average before: {}). Times that lie close together \
+             say nothing here.",
+            results.machine.load_before
+        );
+    }
     if let Some(added) = results.cell(MAIN, DIRECT).and_then(|cell| cell.added_ms) {
         let _ = writeln!(
             text,

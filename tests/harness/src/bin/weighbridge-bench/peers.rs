@@ -320,10 +320,17 @@ fn brief(cell: &Cell) -> String {
     )
 }
 
-/// As it was asked for.
+/// As it was asked for; where the results and logs go says nothing about them.
 fn command() -> String {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    format!("scripts/bench {}", arguments.join(" "))
+    let mut words = vec!["scripts/bench".to_owned()];
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--json" | "--logs" => drop(arguments.next()),
+            _ => words.push(argument),
+        }
+    }
+    words.join(" ")
 }
 
 async fn today() -> Result<String> {
