@@ -129,8 +129,8 @@ pub fn multipart(mut data: &[u8]) {
 
 /// Any bytes that decode make a table whose operations are defined, and that decodes again.
 pub fn live_table(mut data: &[u8]) {
-    let [length] = take(&mut data);
-    let (bytes, mut orders) = data.split_at((usize::from(length) * 8).min(data.len()));
+    let length = u16::from_le_bytes(take(&mut data));
+    let (bytes, mut orders) = data.split_at(usize::from(length).min(data.len()));
     let mut table = Table::decode(bytes.to_vec()).unwrap_or_default();
     while !orders.is_empty() {
         let [order, one, other] = take(&mut orders);
@@ -207,8 +207,8 @@ pub fn live_queue(mut data: &[u8]) {
         "admission": {"queue": 8, "queue_bytes": 1000, "max_wait_ms": 1000, "ageing_ms": 100}, "endpoints": [
         {"id": "a", "address": "10.0.0.1:80", "weight": 1.0, "cap": 2, "context_window": 4000},
         {"id": "b", "address": "10.0.0.2:80", "weight": 2.0, "cap": 1}]}]}"#;
-    let [length] = take(&mut data);
-    let (bytes, mut orders) = data.split_at((usize::from(length) * 8).min(data.len()));
+    let length = u16::from_le_bytes(take(&mut data));
+    let (bytes, mut orders) = data.split_at(usize::from(length).min(data.len()));
     let pool = Snapshot::from_json(POOL.as_bytes()).expect("a snapshot").pools.remove(0);
     let (mut value, mut row, mut rng) = (Alone(Some(bytes.to_vec())), Row::new(7), SplitMix64::seeded(1));
     let (mut running, mut waiting, mut now_ms) = (Vec::new(), Vec::new(), 0);

@@ -92,7 +92,7 @@ async fn a_conversation_is_streamed_and_its_prefix_is_found_by_both() {
     let second = load::send(real.envoy.gateway(), talk.ask("m", "and back", 12, true).explain()).await;
     complete(&second);
     // The filter knew of it, and the engine had it: all of the first turn, the answer included.
-    assert_eq!(second.decision()["reason"], "affinity", "{}", second.decision());
+    assert_eq!(second.decision()["reason"], "holder", "{}", second.decision());
     let (had, found) = (first.usage.prompt_tokens.unwrap() + 12, second.usage.cached_tokens.unwrap());
     assert!(found >= had - 2, "{found} of {had}");
     let result = logged(&real.envoy, 2).await;

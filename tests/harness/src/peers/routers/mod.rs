@@ -48,8 +48,16 @@ enum Kind {
     Ours,
     Envoy(envoy::Policy),
     Nginx,
-    Haproxy,
-    Python { package: &'static str, command: &'static [&'static str], policy: &'static str },
+    /// HAProxy; `by_speed`: with weights and caps.
+    Haproxy {
+        /// Whether it is told how fast each engine is.
+        by_speed: bool,
+    },
+    Python {
+        package: &'static str,
+        command: &'static [&'static str],
+        policy: &'static str,
+    },
     LiteLlm,
 }
 
@@ -78,7 +86,7 @@ pub(crate) const OURS: &str = "weighbridge";
 pub(crate) const DIRECT: &str = "direct";
 
 /// All of them. Those of which a result is shown first, then other policies of the same programs.
-pub const ROUTERS: [Router; 15] = [
+pub const ROUTERS: [Router; 16] = [
     router(
         DIRECT,
         Kind::Direct,
@@ -99,8 +107,21 @@ pub const ROUTERS: [Router; 15] = [
         Kind::Envoy(envoy::Policy::RingHash),
         "RING_HASH of a header in which the client puts a hash of the first 256 characters; health checks, outlier detection, and retries on another host",
     ),
-    router("nginx", Kind::Nginx, "`least_conn` in a zone that its workers share, `proxy_buffering off`"),
-    router("haproxy", Kind::Haproxy, "`balance leastconn`, `option http-no-delay`, a health check every 2 s"),
+    router(
+        "nginx",
+        Kind::Nginx,
+        "`least_conn` in a zone that its workers share, `proxy_buffering off`, retries on another server",
+    ),
+    router(
+        "haproxy",
+        Kind::Haproxy { by_speed: false },
+        "`balance leastconn`, `option http-no-delay`, a health check every 2 s, retries on another server",
+    ),
+    router(
+        "haproxy-weighted",
+        Kind::Haproxy { by_speed: true },
+        "the same, told what it cannot know: `weight` by the speed of each engine, and `maxconn 32`, what an engine runs at once",
+    ),
     python("sglang-router", "sglang-router", "cache_aware", "`--policy cache_aware`, a health check every 2 s"),
     python("smg", "smg", "least_load", "`--policy least_load`, a health check every 2 s"),
     not_by_default(python("smg-cache-aware", "smg", "cache_aware", "`--policy cache_aware`, a health check every 2 s")),
@@ -298,7 +319,7 @@ impl Router {
             Kind::Ours => artifacts::prober(),
             Kind::Envoy(_) => artifacts::envoy(),
             Kind::Nginx => on_path("nginx"),
-            Kind::Haproxy => on_path("haproxy"),
+            Kind::Haproxy { .. } => on_path("haproxy"),
             Kind::Python { package, .. } => python::program(package),
             Kind::LiteLlm => python::program("litellm"),
         }
@@ -314,7 +335,7 @@ impl Router {
             Kind::Direct => Ok(String::new()),
             Kind::Ours => Ok(super::commit().await),
             Kind::Envoy(_) => envoy::version(&program).await,
-            Kind::Nginx | Kind::Haproxy => proxies::version(&program).await,
+            Kind::Nginx | Kind::Haproxy { .. } => proxies::version(&program).await,
             Kind::Python { package, .. } => python::version(package),
             Kind::LiteLlm => python::version("litellm"),
         }
@@ -330,7 +351,7 @@ impl Router {
             Kind::Ours => ours::start(setup).await,
             Kind::Envoy(policy) => envoy::start(policy, setup).await,
             Kind::Nginx => proxies::nginx(&self.program()?, setup).await,
-            Kind::Haproxy => proxies::haproxy(&self.program()?, setup).await,
+            Kind::Haproxy { by_speed } => proxies::haproxy(&self.program()?, setup, by_speed).await,
             Kind::Python { command, policy, .. } => python::router(&self.program()?, command, policy, setup).await,
             Kind::LiteLlm => python::litellm(&self.program()?, setup).await,
         };

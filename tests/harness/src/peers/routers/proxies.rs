@@ -9,6 +9,9 @@ use tokio::process::Command;
 use super::{Front, Part, Running, Setup, WORKERS, answers, place, write};
 use crate::child::ManagedChild;
 
+/// Requests that a simulated engine runs at once.
+const AT_ONCE: usize = 32;
+
 pub(super) async fn nginx(program: &Path, setup: &Setup) -> Result<Running> {
     let (dir, port) = place()?;
     let user = Command::new("id").arg("-un").output().await?.stdout;
@@ -54,6 +57,8 @@ http {{
       # Tokens are sent on as they come.
       proxy_buffering off;
       proxy_read_timeout 600s;
+      proxy_next_upstream error timeout http_429 http_502 http_503 non_idempotent;
+      proxy_next_upstream_tries 3;
     }}
   }}
 }}
@@ -61,9 +66,9 @@ http {{
     )
 }
 
-pub(super) async fn haproxy(program: &Path, setup: &Setup) -> Result<Running> {
+pub(super) async fn haproxy(program: &Path, setup: &Setup, by_speed: bool) -> Result<Running> {
     let (dir, port) = place()?;
-    let text = haproxy_config(setup, port.address());
+    let text = haproxy_config(setup, port.address(), by_speed);
     let mut command = Command::new(program);
     command.arg("-db").arg("-f").arg(write(dir.path(), "haproxy.cfg", &text)?);
     let mut child = ManagedChild::spawn("haproxy", command, dir.path())?;
@@ -72,9 +77,18 @@ pub(super) async fn haproxy(program: &Path, setup: &Setup) -> Result<Running> {
     Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port] })
 }
 
-fn haproxy_config(setup: &Setup, listen: SocketAddr) -> String {
-    let servers: String =
-        setup.engines.iter().map(|(name, address, _)| format!("  server {name} {address} check inter 2s\n")).collect();
+fn haproxy_config(setup: &Setup, listen: SocketAddr, by_speed: bool) -> String {
+    let fastest = setup.engines.iter().map(|(_, _, speed)| *speed).fold(f64::MIN_POSITIVE, f64::max);
+    let told = |speed: f64| match by_speed {
+        // The largest weight is 256.
+        true => format!(" weight {:.0} maxconn {AT_ONCE}", (256.0 * speed / fastest).max(1.0)),
+        false => String::new(),
+    };
+    let servers: String = setup
+        .engines
+        .iter()
+        .map(|(name, address, speed)| format!("  server {name} {address} check inter 2s{}\n", told(*speed)))
+        .collect();
     format!(
         "global
   nbthread {WORKERS}
@@ -83,8 +97,9 @@ defaults
   mode http
   # Otherwise it holds back the pieces of a stream.
   option http-no-delay
-  option redispatch
+  option redispatch 1
   retries 3
+  retry-on conn-failure empty-response response-timeout 429 502 503
   timeout connect 1s
   timeout client 600s
   timeout server 600s
@@ -116,15 +131,19 @@ mod tests {
     use super::*;
 
     fn setup() -> Setup {
-        let engine = |name: &str, port| (name.to_owned(), SocketAddr::from(([127, 0, 0, 1], port)), 1.0);
-        Setup { engines: vec![engine("a", 11), engine("b", 12)], measured: None, pool: serde_json::Value::Null }
+        let engine = |name: &str, port, speed| (name.to_owned(), SocketAddr::from(([127, 0, 0, 1], port)), speed);
+        Setup {
+            engines: vec![engine("a", 11, 240.0), engine("b", 12, 960.0)],
+            measured: None,
+            pool: serde_json::Value::Null,
+        }
     }
 
     #[test]
     fn both_name_every_engine_and_hold_back_no_token() {
         let listen = SocketAddr::from(([127, 0, 0, 1], 10));
         let nginx = nginx_config(&setup(), listen, Path::new("/somewhere"), "somebody");
-        let haproxy = haproxy_config(&setup(), listen);
+        let haproxy = haproxy_config(&setup(), listen, false);
         for wanted in [
             "server 127.0.0.1:11;",
             "server 127.0.0.1:12;",
@@ -139,6 +158,11 @@ mod tests {
             ["server a 127.0.0.1:11 ", "server b 127.0.0.1:12 ", "bind 127.0.0.1:10\n", "http-no-delay", "leastconn"]
         {
             assert!(haproxy.contains(wanted), "{wanted}: {haproxy}");
+        }
+        let weighted = haproxy_config(&setup(), listen, true);
+        for (server, weight) in [("server a 127.0.0.1:11 ", 64), ("server b 127.0.0.1:12 ", 256)] {
+            let line = weighted.lines().find(|line| line.contains(server)).unwrap();
+            assert!(line.ends_with(&format!(" weight {weight} maxconn 32")), "{line}");
         }
     }
 }
