@@ -99,7 +99,7 @@ defaults
   option http-no-delay
   option redispatch 1
   retries 3
-  retry-on conn-failure empty-response response-timeout 429 502 503
+  retry-on conn-failure empty-response response-timeout 502 503
   timeout connect 1s
   timeout client 600s
   timeout server 600s
