@@ -1,8 +1,8 @@
 //! A scheduler that knows everything: how long every answer will be, and exactly what every engine has and will do with it.
 //!
-//! Rule: for each endpoint the engine's model is run forward with this request in it ([`Model::forecast`]
-//! (engine_sim::model::Model::forecast)). [`Aim::Own`] chooses where the request is done soonest; [`Aim::All`] where it costs
-//! everybody there and itself the least time together. A request that would have its first token nowhere within the pool's
+//! Rule: for each endpoint the engine's model is run forward with this request in it
+//! ([`Model::forecast`](engine_sim::model::Model::forecast)). [`Aim::Own`] chooses where the request is done soonest;
+//! [`Aim::All`] where it costs everybody there and itself the least time together. A request that would have its first token nowhere within the pool's
 //! longest wait is refused, as ours refuses it.
 //!
 //! What it is a limit of: of choosing an endpoint at the moment of arrival, one request at a time. What it is not: it does not
