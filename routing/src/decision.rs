@@ -132,7 +132,7 @@ pub struct PrefixRecord<'a> {
     pub matched_tokens: u64,
     /// Tokens of the longest known prefix, where that is longer but no endpoint that holds it could take the request; else 0.
     pub out_of_reach_tokens: u64,
-    /// What staying was worth; absent where that was not weighed, because the request waited and took what came free.
+    /// What staying was worth; absent where that was not weighed (see [`crate::route::Affinity`]).
     pub weighed: Option<Weighed>,
 }
 

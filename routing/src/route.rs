@@ -161,7 +161,8 @@ pub struct Affinity {
     pub matched_tokens: u64,
     /// Tokens of the longest known prefix, where that is longer: held by endpoints none of which is eligible.
     pub out_of_reach_tokens: u64,
-    /// What staying was worth; absent where that was not weighed, because the request waited and took what came free.
+    /// What staying was worth; absent where that was not weighed: the holder was no fuller than the policy's pick, or could not
+    /// take the request, or the request waited and took what came free.
     pub weighed: Option<Weighed>,
 }
 
@@ -433,16 +434,14 @@ fn stay(
     let out_of_reach_tokens = if matched_tokens < longest_tokens { longest_tokens } else { 0 };
     let holder =
         candidates.iter().filter(|candidate| holders.contains(&candidate.index)).min_by(|a, b| a.compare(b)).copied();
-    let missing_tokens = match &holder {
+    // A holder that is no fuller than the pick, or is the pick, needs no allowance.
+    let weighed = holder.filter(|holder| holder.cost > pick.cost).map(|holder| {
         // What the pick holds need not be looked up when it cannot change the answer.
-        Some(holder) if holder.cost > pick.cost && fits(holder, allowed(matched_tokens)) => {
-            matched_tokens.saturating_sub(prefix.tokens_at(pick.index))
-        }
-        _ => matched_tokens,
-    };
-    let allowance = allowed(missing_tokens);
-    let preferred = holder.filter(|holder| fits(holder, allowance));
-    let weighed = Some(Weighed { missing_tokens, allowance });
+        let held = if fits(&holder, allowed(matched_tokens)) { prefix.tokens_at(pick.index) } else { 0 };
+        let missing_tokens = matched_tokens.saturating_sub(held);
+        Weighed { missing_tokens, allowance: allowed(missing_tokens) }
+    });
+    let preferred = holder.filter(|holder| fits(holder, weighed.map_or(0.0, |weighed| weighed.allowance)));
     Some(Stay { preferred, weighed: Some(Affinity { holders, matched_tokens, out_of_reach_tokens, weighed }) })
 }
 

@@ -1,5 +1,7 @@
 //! Runs the fuzz targets over their committed corpus: interesting inputs, and whatever the fuzzer once found.
 
+use weighbridge_routing::live::table::Table;
+
 #[path = "../../tests/fuzz/src/lib.rs"]
 #[allow(unreachable_pub)]
 mod targets;
@@ -35,6 +37,18 @@ fn forms() {
 #[test]
 fn live_tables() {
     run("live_table", targets::live_table);
+}
+
+// What a table of another format has in it would not be looked at.
+#[test]
+fn some_seeds_are_tables() {
+    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/live_table");
+    let seeds = std::fs::read_dir(corpus).unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap());
+    let tables = seeds.filter(|seed| {
+        let length = seed.first_chunk().map_or(0, |length| usize::from(u16::from_le_bytes(*length)));
+        seed.get(2..2 + length).is_some_and(|bytes| Table::decode(bytes.to_vec()).is_some_and(|table| table.rows() > 0))
+    });
+    assert!(tables.count() >= 3);
 }
 
 #[test]

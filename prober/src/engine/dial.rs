@@ -39,9 +39,10 @@ pub(super) struct Answer {
 }
 
 impl Dialer {
-    /// A connection for each request. Engines close connections that are idle for seconds (uvicorn under vLLM and SGLang after 5), and
-    /// llama.cpp also right after an answer, without a word: a request that is sent on a connection just then is lost, and with
-    /// it a burst, a step of a sweep, or a health check. A connection costs less than a measurement that failed.
+    /// A connection for each request. Engines close those that nobody uses (uvicorn under vLLM and SGLang after 5 s), and a
+    /// request that is sent on one just then is lost, and with it a burst, a step of a sweep, or a health check. Keeping them for
+    /// less than that is not enough: sweeps of llama.cpp failed also where a connection had just answered. A new connection costs
+    /// less than a measurement that failed.
     pub(super) fn new(book: Arc<Book>) -> Self {
         let mut builder = legacy::Client::builder(TokioExecutor::new());
         builder.pool_max_idle_per_host(0);
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     /// Answers one request on each connection, and closes it when the next one comes: as it looks to a client whose request
-    /// crosses the closing of a connection that was idle for too long.
+    /// crosses the closing.
     async fn engine() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -167,7 +168,7 @@ mod tests {
     async fn read(dialer: &Dialer, engine: SocketAddr) -> Result<Option<Bytes>, EngineError> {
         let mut answer = dialer.get(engine, "/health").await?;
         let chunk = answer.chunk().await;
-        // To its end, or the connection does not come back.
+        // To its end: only then would the connection be kept.
         while answer.chunk().await?.is_some() {}
         chunk
     }

@@ -138,9 +138,11 @@ fn affinity(record: &Record) -> Option<String> {
     let prefix = record.prefix.as_ref()?;
     let holders: Vec<_> = prefix.holders.iter().map(|id| plain(id)).collect();
     let held = format!("{} held {} of the prompt", list(&holders), counted(prefix.matched_tokens, "token"));
-    // A request that waited takes what comes free.
+    let picked = record.picked.as_ref().filter(|picked| prefix.holders.contains(picked));
     let (Some(missing), Some(allowance)) = (prefix.missing_tokens, prefix.allowance) else {
-        return Some(format!("{held}."));
+        // A request that waited takes what comes free; any other had a holder that was no fuller than another, or none that could take it.
+        let out = picked.is_none() && record.queue.is_none();
+        return Some(format!("{held}{}.", if out { "; none that does could take the request" } else { "" }));
     };
     let allowance = tenths(allowance);
     let worth = match missing == prefix.matched_tokens {
@@ -152,7 +154,6 @@ fn affinity(record: &Record) -> Option<String> {
             counted(missing, "token")
         ),
     };
-    let picked = record.picked.as_ref().filter(|picked| prefix.holders.contains(picked));
     let stayed = match (record.reason.as_str(), picked) {
         ("holder", _) => "",
         (_, Some(_)) => " It was picked on other grounds.",

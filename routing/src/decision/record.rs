@@ -130,7 +130,8 @@ pub struct Prefix {
     /// Tokens of the longest known prefix, where no endpoint that holds it could take the request.
     #[serde(default, skip_serializing_if = "is_default")]
     pub out_of_reach_tokens: u64,
-    /// Of these, tokens that the alternative, which the policy would have picked, does not have; absent where that was not weighed, because the request waited.
+    /// Of these, tokens that the alternative, which the policy would have picked, does not have; absent where that was not weighed:
+    /// the holder was no fuller than the alternative, or could not take the request, or the request waited.
     #[serde(default, skip_serializing_if = "is_default")]
     pub missing_tokens: Option<u64>,
     /// How much fuller than the alternative a holder could be, in requests per weight; absent likewise.

@@ -1,7 +1,8 @@
 //! 64 bytes at a time: where may text stop?
 //!
 //! One [`Block`] is four vectors where the target has simd128 (Envoy's V8 has), else eight words. Bit `i` of each mask speaks
-//! of byte `i`. A test holds both to the plain meaning.
+//! of byte `i`. A test holds what it is built for, natively the words, to the plain
+//! meaning; the vectors run in every test with Envoy.
 
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod vectors {

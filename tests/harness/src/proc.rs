@@ -119,8 +119,10 @@ mod tests {
 
     #[test]
     fn a_tree_has_its_children_and_what_they_used() {
-        let script = "sh -c 'n=0; while [ $n -lt 20000 ]; do n=$((n+1)); done'; sleep 30 & wait";
-        let mut shell = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+        // The inner shell works until the kernel has counted some of it: a tick of user time is in the 14th field.
+        let work = r"sh -c 'until read _ _ _ _ _ _ _ _ _ _ _ _ _ user _ </proc/$$/stat && [ $user -gt 1 ]; do :; done'";
+        let script = format!("{work}; sleep 30 & wait");
+        let mut shell = std::process::Command::new("sh").args(["-c", &script]).spawn().unwrap();
         let start = std::time::Instant::now();
         let tree = loop {
             let found = tree(shell.id()).unwrap();

@@ -8,8 +8,16 @@ use harness::load::{self, Call};
 use harness::peers::{Measured, ROUTERS, Results, Router, Setup, page};
 
 /// Those that need a Python environment each are left to `scripts/bench --install-peers`; what they are told is tested beside it.
-const EVERYWHERE: [&str; 7] =
-    ["direct", "weighbridge", "envoy-least-request", "envoy-ring-hash", "envoy-round-robin", "nginx", "haproxy"];
+const EVERYWHERE: [&str; 8] = [
+    "direct",
+    "weighbridge",
+    "envoy-least-request",
+    "envoy-ring-hash",
+    "envoy-round-robin",
+    "nginx",
+    "haproxy",
+    "haproxy-weighted",
+];
 
 async fn engines() -> (Vec<EngineHandle>, Setup) {
     let (mut engines, mut members) = (Vec::new(), Vec::new());
@@ -67,11 +75,17 @@ async fn a_prober_that_has_measured_does_not_measure_again() {
     assert_eq!(tokens(), burst);
 }
 
+// Each of the others is a Python package: there is a list of exactly what `scripts/bench --install-peers` installs for it.
 #[test]
-fn whoever_is_not_started_here_says_how_to_install_it() {
-    let others = ROUTERS.iter().filter(|router| !EVERYWHERE.contains(&router.name));
+fn whoever_is_not_started_here_has_a_list_of_what_it_needs() {
+    let dir = artifacts::root().join("tests/harness/peers");
     let mut seen = 0;
-    for router in others {
+    for router in ROUTERS.iter().filter(|router| !EVERYWHERE.contains(&router.name)) {
+        let Some(package) = router.package() else { continue };
+        let list = std::fs::read_to_string(dir.join(format!("{package}.txt"))).unwrap();
+        let mut lines = list.lines().filter(|line| !line.starts_with('#'));
+        assert!(lines.clone().any(|line| line.starts_with(&format!("{package}=="))), "{package}");
+        assert!(lines.all(|line| line.contains("==")), "{package}");
         if let Err(why) = router.program() {
             assert!(why.to_string().contains("scripts/bench --install-peers"), "{}: {why}", router.name);
         }

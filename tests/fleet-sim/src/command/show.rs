@@ -51,15 +51,15 @@ pub(crate) struct Show {
     out: Out,
 }
 
-/// Its name and unit, where it stands, and the share by which ours may be behind.
-type Figure = (&'static str, fn(&Summary) -> f64, f64);
+/// Its name and unit, and where it stands.
+type Figure = (&'static str, fn(&Summary) -> f64);
 
 /// Figures of which ours should be the lowest.
 const FIGURES: [Figure; 4] = [
-    ("TTFT p50, s", |of| of.ttft_ms.p50 / 1e3, 0.02),
-    ("TTFT p99, s", |of| of.ttft_ms.p99 / 1e3, 0.02),
-    ("TPOT p99, ms", |of| of.tpot_ms.p99, 0.0),
-    ("end to end p99, s", |of| of.e2e_ms.p99 / 1e3, 0.0),
+    ("TTFT p50, s", |of| of.ttft_ms.p50 / 1e3),
+    ("TTFT p99, s", |of| of.ttft_ms.p99 / 1e3),
+    ("TPOT p99, ms", |of| of.tpot_ms.p99),
+    ("end to end p99, s", |of| of.e2e_ms.p99 / 1e3),
 ];
 
 /// The head of the table.
@@ -70,7 +70,7 @@ const HEAD: &str = "\
 /// A row per policy, with its distance to the better oracle, figure by figure.
 fn print_rows(rows: &[(Policy, Summary)]) {
     for (policy, of) in rows {
-        let distance = |(_, figure, _): &Figure| {
+        let distance = |(_, figure): &Figure| {
             let oracles = rows.iter().filter(|(policy, _)| policy.is_oracle()).map(|(_, of)| figure(of));
             let best = oracles.fold(f64::INFINITY, f64::min);
             if best.is_finite() { format!("{:.2}", figure(of) / best) } else { "–".into() }
@@ -156,7 +156,7 @@ impl Show {
     fn judge(&self, rows: &[(Policy, Summary)]) {
         let Some((_, ours)) = rows.iter().find(|(policy, _)| *policy == self.ours) else { return };
         println!();
-        for (name, figure, slack) in FIGURES {
+        for (name, figure) in FIGURES {
             let best = |wanted: &dyn Fn(Policy) -> bool| {
                 let of = rows.iter().filter(|(policy, _)| wanted(*policy)).map(|(policy, of)| (*policy, figure(of)));
                 of.min_by(|a, b| a.1.total_cmp(&b.1))
@@ -166,7 +166,7 @@ impl Show {
                 .map_or(String::new(), |(_, oracle)| format!("; {:.2} times the oracle's {oracle:.3}", value / oracle));
             let peer = best(&Policy::is_peer);
             let verdict = match peer {
-                Some((peer, best)) if value > best * (1.0 + slack) => {
+                Some((peer, best)) if value > best => {
                     format!("**not ahead** of {} ({best:.3})", peer.name())
                 }
                 Some((peer, best)) => format!("ahead: the best of the others is {} ({best:.3})", peer.name()),
@@ -181,8 +181,8 @@ impl Show {
     fn plot(&self, trace: &str, table: &[(f64, Vec<(Policy, Summary)>)]) -> anyhow::Result<()> {
         let policies: Vec<Policy> =
             table.first().map_or(Vec::new(), |(_, rows)| rows.iter().map(|(of, _)| *of).collect());
-        let good: Figure = ("good, %", |of| 100.0 * of.good_share, 0.0);
-        for (nth, (y, figure, _)) in FIGURES.into_iter().chain([good]).enumerate() {
+        let good: Figure = ("good, %", |of| 100.0 * of.good_share);
+        for (nth, (y, figure)) in FIGURES.into_iter().chain([good]).enumerate() {
             let of = |policy: Policy| -> Vec<(f64, f64)> {
                 let of =
                     |rows: &[(Policy, Summary)]| rows.iter().find(|(of, _)| *of == policy).map(|(_, of)| figure(of));

@@ -236,7 +236,8 @@ impl Router for Ours {
         let report = Report { outcome: Outcome::Failure, trial: placed.trial, added_tokens: 0 };
         self.forget(from, charge);
         self.own[to].in_flight += 1;
-        self.own[to].pending_tokens += charge.prompt_tokens + charge.output_tokens;
+        let tokens = charge.prompt_tokens.saturating_add(charge.output_tokens);
+        self.own[to].pending_tokens = self.own[to].pending_tokens.saturating_add(tokens);
         let (from, endpoint) = (&self.pool.endpoints[from], &self.pool.endpoints[to]);
         let now_ms = arrival.now_ms();
         let change = self.row.shift(&mut self.value, &self.pool, from, endpoint, charge, report, now_ms);

@@ -1,7 +1,6 @@
 //! Two different endpoints drawn uniformly; the one with fewer requests in flight, of equals the first drawn.
 //!
-//! Source: `power_of_two` of smg, sglang-router and vllm-router, Envoy's `LEAST_REQUEST` while all weights are equal
-//! (Mitzenmacher, 2001). The routers can be told to look at the engines' loads instead of their own counts; by default they do
+//! Source: `power_of_two` of smg, sglang-router and vllm-router (Mitzenmacher, 2001). The routers can be told to look at the engines' loads instead of their own counts; by default they do
 //! not. Missing signals: own counts only.
 
 use weighbridge_routing::rng::SplitMix64;

@@ -171,7 +171,7 @@ pub struct Cell {
     /// What the way to the engine and back added, in ms: the client's time less the engine's. None where the router does not
     /// pass on the header that names the request.
     pub added_ms: Option<Quantiles>,
-    /// CPU of the router per request that was answered or turned away, by part, in microseconds; streams of about 64 tokens.
+    /// CPU of the router per request that was sent, by part, in microseconds; streams of about 64 tokens.
     pub cpu_us: BTreeMap<String, f64>,
     /// Peak resident memory by part, in bytes; the most of all rounds.
     pub peak_rss_bytes: BTreeMap<String, u64>,

@@ -309,6 +309,16 @@ impl Router {
         self.kind == Kind::Direct
     }
 
+    /// The Python package that it is, where it is one.
+    #[must_use]
+    pub fn package(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Python { package, .. } => Some(package),
+            Kind::LiteLlm => Some("litellm"),
+            _ => None,
+        }
+    }
+
     /// The program that it is.
     ///
     /// # Errors
