@@ -210,7 +210,9 @@ impl Answer {
                 Some(Err(error)) => break Err(error.into()),
                 Some(Ok(frame)) => {
                     if let Some(data) = frame.data_ref() {
-                        outcome.ttft.get_or_insert_with(|| self.start.elapsed());
+                        let now = self.start.elapsed();
+                        outcome.ttft.get_or_insert(now);
+                        outcome.chunk_times.push(now);
                         outcome.chunks += 1;
                         collected.extend_from_slice(data);
                     }

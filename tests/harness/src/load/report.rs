@@ -23,6 +23,8 @@ pub struct Outcome {
     pub continued: bool,
     /// Chunks of the body that came.
     pub chunks: usize,
+    /// When each of them came, from sending.
+    pub chunk_times: Vec<Duration>,
     /// From sending to the first byte of the body.
     pub ttft: Option<Duration>,
     /// From sending to the end.

@@ -14,7 +14,7 @@ use crate::workload::HASH_HEADER;
 
 /// The request header that names a request, so that the engines' records can be found again.
 pub(super) const ID_HEADER: &str = "x-bench-id";
-/// A client gives up then.
+/// A client gives up so long after it has sent its request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A request that was sent.

@@ -15,6 +15,9 @@ use super::scenario::{Event, Scenario};
 use crate::proc;
 use crate::workload::{quantile, tpot_ms};
 
+/// A round in which one of a hundred requests was sent so much later than it was due was disturbed.
+pub const DISTURBED_LATE_MS: f64 = 20.0;
+
 /// How long requests come, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Span {
@@ -32,20 +35,68 @@ impl Span {
     }
 }
 
+/// The time that counts, after the beginning: from the end of the warm-up until no more requests come.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    begin: Duration,
+    end: Duration,
+}
+
+impl Window {
+    fn of(span: Span) -> Self {
+        Self { begin: Duration::from_secs_f64(span.warm_up_s), end: Duration::from_secs_f64(span.whole_s()) }
+    }
+
+    fn seconds(self) -> f64 {
+        (self.end - self.begin).as_secs_f64()
+    }
+
+    fn has(self, at: Duration) -> bool {
+        (self.begin..=self.end).contains(&at)
+    }
+}
+
+/// CPU seconds: by part of the router, of the load generator, and of all engines together.
+#[derive(Debug, Clone, Default)]
+struct Used {
+    router: BTreeMap<String, f64>,
+    generator: f64,
+    engines: BTreeMap<String, f64>,
+}
+
+impl Used {
+    fn by_now(router: &mut Running, engines: &Engines) -> Result<Self> {
+        Ok(Self {
+            router: router.cpu_seconds()?.into_iter().map(|(part, seconds)| (part.to_owned(), seconds)).collect(),
+            generator: proc::cpu_seconds(std::process::id())?,
+            engines: engines.cpu_seconds(),
+        })
+    }
+
+    fn since(self, earlier: &Self) -> Self {
+        Self {
+            router: difference(self.router, &earlier.router),
+            generator: self.generator - earlier.generator,
+            engines: difference(self.engines, &earlier.engines),
+        }
+    }
+}
+
+fn difference(now: BTreeMap<String, f64>, before: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    now.into_iter().map(|(part, seconds)| (part.clone(), seconds - before.get(&part).unwrap_or(&0.0))).collect()
+}
+
 /// One router through one round of one scenario.
 #[derive(Debug)]
 pub struct Run {
     sent: Vec<Sent>,
-    warm_up: Duration,
-    /// The engines when what counts began, and at the end.
+    window: Window,
+    /// The engines when the window began, and after the last answer.
     before: BTreeMap<String, Seen>,
     after: BTreeMap<String, Seen>,
-    /// CPU seconds by part of the router, of the load generator, and of all engines, over the whole run.
-    cpu_s: BTreeMap<String, f64>,
-    generator_cpu_s: f64,
-    engines_cpu_s: f64,
+    /// What was used within the window.
+    used: Used,
     peak_rss_bytes: BTreeMap<String, u64>,
-    elapsed_s: f64,
     /// A 503 says that nobody is there, rather than that there is too much to do.
     killed: bool,
 }
@@ -62,44 +113,51 @@ impl Run {
         router: &mut Running,
         engines: &mut Engines,
     ) -> Result<Self> {
-        let warm_up = Duration::from_secs_f64(span.warm_up_s);
-        let middle = warm_up + Duration::from_secs_f64(span.measured_s / 2.0);
-        let (cpu, engines_cpu) = (router.cpu_seconds()?, engines.cpu_seconds());
-        let generator_cpu = proc::cpu_seconds(std::process::id())?;
+        let window = Window::of(span);
+        let middle = window.begin + (window.end - window.begin) / 2;
+        let front = router.front.clone();
         // A moment in which every request can get ready.
         let begin = Instant::now() + Duration::from_millis(100);
         let meanwhile = async {
-            sleep_until(begin + warm_up).await;
-            let before = engines.seen().await?;
+            sleep_until(begin + window.begin).await;
+            let (cpu, before) = (Used::by_now(router, engines)?, engines.seen().await?);
             scenario.happen(engines, begin, middle).await?;
-            anyhow::Ok(before)
+            sleep_until(begin + window.end).await;
+            // What comes after it is answered in peace; to count that would make a slow router look frugal, or busy.
+            anyhow::Ok((Used::by_now(router, engines)?.since(&cpu), before))
         };
-        let (sent, before) = tokio::join!(drive(&router.front, arrivals, begin), meanwhile);
-        let elapsed_s = begin.elapsed().as_secs_f64();
-        let used =
-            router.cpu_seconds()?.into_iter().map(|(part, s)| (part.to_owned(), s - cpu.get(part).unwrap_or(&0.0)));
-        let engines_after = engines.cpu_seconds();
+        let (sent, seen) = tokio::join!(drive(&front, arrivals, begin), meanwhile);
+        let (used, before) = seen?;
         Ok(Self {
             sent,
-            warm_up,
-            before: before?,
-            cpu_s: used.collect(),
-            generator_cpu_s: proc::cpu_seconds(std::process::id())? - generator_cpu,
-            engines_cpu_s: engines_after.iter().map(|(name, s)| s - engines_cpu.get(name).unwrap_or(&0.0)).sum(),
+            window,
+            before,
+            used,
             peak_rss_bytes: router
                 .peak_rss_bytes()?
                 .into_iter()
                 .map(|(part, bytes)| (part.to_owned(), bytes))
                 .collect(),
             after: engines.seen().await?,
-            elapsed_s,
             killed: matches!(scenario.event, Some(Event::Kill(_))),
         })
     }
 
     /// Those that count.
     fn counted(&self) -> impl Iterator<Item = &Sent> {
-        self.sent.iter().filter(|sent| sent.due >= self.warm_up)
+        self.sent.iter().filter(|sent| sent.due >= self.window.begin)
+    }
+
+    /// Output tokens that reached clients within the window, of answers that were complete in the end; those asked for
+    /// before it, too. Each chunk of an answer counts for the same share of its tokens.
+    fn tokens_in_window(&self) -> f64 {
+        let answered = self.sent.iter().filter(|sent| sent.outcome.is_ok());
+        let tokens = answered.map(|sent| {
+            let (sent_at, times) = (sent.due + sent.late, &sent.outcome.chunk_times);
+            let within = times.iter().filter(|time| self.window.has(sent_at + **time)).count();
+            sent.outcome.tokens as f64 * within as f64 / times.len().max(1) as f64
+        });
+        tokens.sum()
     }
 
     fn is_shed(&self, sent: &Sent) -> bool {
@@ -139,6 +197,42 @@ impl Quantiles {
     }
 }
 
+/// The 99th percentiles of a single round.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// In seconds, from when the request was due.
+    pub ttft_p99_s: Option<f64>,
+    /// Time per output token after the first, in ms.
+    pub tpot_p99_ms: Option<f64>,
+    /// Whole requests in seconds, from when they were due.
+    pub end_p99_s: Option<f64>,
+    /// How late requests were sent, in ms.
+    pub late_p99_ms: Option<f64>,
+}
+
+impl Round {
+    fn of(run: &Run) -> Self {
+        let p99 = |of: fn(&Sent) -> Option<f64>| {
+            let values: Vec<f64> = run.counted().filter(|sent| sent.outcome.is_ok()).filter_map(of).collect();
+            Quantiles::of(&values).map(|quantiles| quantiles.p99)
+        };
+        let late: Vec<f64> = run.counted().map(late_ms).collect();
+        Self {
+            ttft_p99_s: p99(ttft_s),
+            tpot_p99_ms: p99(tpot),
+            end_p99_s: p99(end_s),
+            late_p99_ms: Quantiles::of(&late).map(|late| late.p99),
+        }
+    }
+
+    /// Whether requests were sent so late that the machine had other things to do: what such a round says is not to be
+    /// trusted.
+    #[must_use]
+    pub fn is_disturbed(&self) -> bool {
+        self.late_p99_ms.is_some_and(|late| late > DISTURBED_LATE_MS)
+    }
+}
+
 /// A router in a scenario, all rounds together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
@@ -146,7 +240,7 @@ pub struct Cell {
     pub scenario: String,
     /// Router.
     pub router: String,
-    /// Requests that count: sent after the warm-up.
+    /// Requests that count: due after the warm-up.
     pub requests: usize,
     /// Of these, answered in full.
     pub answered: usize,
@@ -154,16 +248,17 @@ pub struct Cell {
     pub shed: usize,
     /// Of these, ended otherwise.
     pub failed: usize,
-    /// Output tokens per second of those answered.
-    pub tokens_per_s: f64,
-    /// From sending to the first byte of the answer's body, in seconds.
+    /// Output tokens that reached clients within the measured time, per second of it, of all answers that were complete in
+    /// the end. None where it was not measured so.
+    pub tokens_per_s: Option<f64>,
+    /// From when the request was due to the first byte of the answer's body, in seconds.
     pub ttft_s: Option<Quantiles>,
     /// Time per output token after the first, in ms.
     pub tpot_ms: Option<Quantiles>,
-    /// From sending to the end, in seconds.
+    /// From when the request was due to the end, in seconds.
     pub end_s: Option<Quantiles>,
-    /// The same of every round: the 99th percentiles of TTFT (s), TPOT (ms) and the whole (s).
-    pub rounds: Vec<[Option<f64>; 3]>,
+    /// Each round by itself.
+    pub rounds: Vec<Round>,
     /// Share of the prompt tokens that the engines found in their caches, by their own counters.
     pub hit_rate: f64,
     /// Share of the requests that each engine was sent.
@@ -171,7 +266,8 @@ pub struct Cell {
     /// What the way to the engine and back added, in ms: the client's time less the engine's. None where the router does not
     /// pass on the header that names the request.
     pub added_ms: Option<Quantiles>,
-    /// CPU of the router per request that was sent, by part, in microseconds; streams of about 64 tokens.
+    /// CPU that the router used within the measured time per request that was due in it, by part, in microseconds; streams of
+    /// about 64 tokens.
     pub cpu_us: BTreeMap<String, f64>,
     /// Peak resident memory by part, in bytes; the most of all rounds.
     pub peak_rss_bytes: BTreeMap<String, u64>,
@@ -191,9 +287,8 @@ impl Cell {
         let answered = || counted().filter(|sent| sent.outcome.is_ok());
         let shed = runs.iter().map(|run| run.counted().filter(|sent| run.is_shed(sent)).count()).sum::<usize>();
         let (requests, good) = (counted().count(), answered().count());
-        let measured_s: f64 = runs.iter().map(|run| run.elapsed_s - run.warm_up.as_secs_f64()).sum();
         let sum = |of: &dyn Fn(&Run) -> f64| runs.iter().map(of).sum::<f64>();
-        let elapsed_s = sum(&|run| run.elapsed_s);
+        let measured_s = sum(&|run| run.window.seconds()).max(f64::MIN_POSITIVE);
         let [mut queries, mut hits, mut sent] = [0_u64; 3];
         let mut shares: BTreeMap<String, f64> = BTreeMap::new();
         for run in runs {
@@ -208,10 +303,9 @@ impl Cell {
         }
         shares.values_mut().for_each(|share| *share /= sent.max(1) as f64);
         let (mut cpu_us, mut peak_rss_bytes): (BTreeMap<String, f64>, BTreeMap<String, u64>) = Default::default();
-        let all: usize = runs.iter().map(|run| run.sent.len()).sum();
         for run in runs {
-            for (part, seconds) in &run.cpu_s {
-                *cpu_us.entry(part.clone()).or_insert(0.0) += seconds * 1e6 / all.max(1) as f64;
+            for (part, seconds) in &run.used.router {
+                *cpu_us.entry(part.clone()).or_insert(0.0) += seconds * 1e6 / requests.max(1) as f64;
             }
             for (part, bytes) in &run.peak_rss_bytes {
                 let most = peak_rss_bytes.entry(part.clone()).or_insert(0);
@@ -219,15 +313,8 @@ impl Cell {
             }
         }
         let values = |of: fn(&Sent) -> Option<f64>| answered().filter_map(of).collect::<Vec<_>>();
-        let each = |run: &Run| {
-            let p99 = |of: fn(&Sent) -> Option<f64>| {
-                let values: Vec<f64> = run.counted().filter(|sent| sent.outcome.is_ok()).filter_map(of).collect();
-                Quantiles::of(&values).map(|quantiles| quantiles.p99)
-            };
-            [p99(ttft_s), p99(tpot), p99(end_s)]
-        };
         let added: Vec<f64> = runs.iter().flat_map(added_ms).collect();
-        let late: Vec<f64> = counted().map(|sent| sent.late.as_secs_f64() * 1e3).collect();
+        let late: Vec<f64> = counted().map(late_ms).collect();
         Self {
             scenario: scenario.to_owned(),
             router: router.to_owned(),
@@ -235,26 +322,26 @@ impl Cell {
             answered: good,
             shed,
             failed: requests - good - shed,
-            tokens_per_s: answered().map(|sent| sent.outcome.tokens as f64).sum::<f64>()
-                / measured_s.max(f64::MIN_POSITIVE),
+            tokens_per_s: Some(sum(&Run::tokens_in_window) / measured_s),
             ttft_s: Quantiles::of(&values(ttft_s)),
             tpot_ms: Quantiles::of(&values(tpot)),
             end_s: Quantiles::of(&values(end_s)),
-            rounds: runs.iter().map(each).collect(),
+            rounds: runs.iter().map(Round::of).collect(),
             hit_rate: hits as f64 / queries.max(1) as f64,
             shares,
             added_ms: Quantiles::of(&added),
             cpu_us,
             peak_rss_bytes,
             late_ms: Quantiles::of(&late),
-            generator_cores: sum(&|run| run.generator_cpu_s) / elapsed_s,
-            engines_cores: sum(&|run| run.engines_cpu_s) / elapsed_s,
+            generator_cores: sum(&|run| run.used.generator) / measured_s,
+            engines_cores: sum(&|run| run.used.engines.values().sum()) / measured_s,
         }
     }
 }
 
+// A client that wanted to ask earlier has waited since then, whoever held it up.
 fn ttft_s(sent: &Sent) -> Option<f64> {
-    Some(sent.outcome.ttft?.as_secs_f64())
+    Some((sent.late + sent.outcome.ttft?).as_secs_f64())
 }
 
 fn tpot(sent: &Sent) -> Option<f64> {
@@ -262,7 +349,11 @@ fn tpot(sent: &Sent) -> Option<f64> {
 }
 
 fn end_s(sent: &Sent) -> Option<f64> {
-    Some(sent.outcome.duration.as_secs_f64())
+    Some((sent.late + sent.outcome.duration).as_secs_f64())
+}
+
+fn late_ms(sent: &Sent) -> f64 {
+    sent.late.as_secs_f64() * 1e3
 }
 
 fn added_ms(run: &Run) -> Vec<f64> {
@@ -286,10 +377,11 @@ mod tests {
             status: Some(status),
             ttft: Some(Duration::from_millis(ttft_ms)),
             duration: Duration::from_millis(duration_ms),
+            chunk_times: vec![Duration::from_millis(ttft_ms), Duration::from_millis(duration_ms)],
             tokens,
             ..Outcome::default()
         };
-        Sent { due: Duration::from_secs_f64(due_s), late: Duration::from_millis(1), outcome }
+        Sent { due: Duration::from_secs_f64(due_s), late: Duration::from_millis(25), outcome }
     }
 
     fn run(killed: bool, sent: Vec<Sent>) -> Run {
@@ -298,14 +390,15 @@ mod tests {
         };
         Run {
             sent,
-            warm_up: Duration::from_secs(1),
+            window: Window::of(Span { warm_up_s: 1.0, measured_s: 9.0 }),
             before: seen(1, 100, 0),
             after: seen(3, 300, 50),
-            cpu_s: BTreeMap::from([("router".to_owned(), 0.004)]),
-            generator_cpu_s: 1.0,
-            engines_cpu_s: 2.0,
+            used: Used {
+                router: BTreeMap::from([("router".to_owned(), 0.003)]),
+                generator: 1.8,
+                engines: BTreeMap::from([("a".to_owned(), 0.9), ("b".to_owned(), 0.9)]),
+            },
             peak_rss_bytes: BTreeMap::from([("router".to_owned(), 7)]),
-            elapsed_s: 10.0,
             killed,
         }
     }
@@ -320,16 +413,46 @@ mod tests {
         ];
         let cell = Cell::of("s", "r", &[run(false, requests.clone())]);
         assert_eq!((cell.requests, cell.answered, cell.shed, cell.failed), (3, 1, 2, 0));
-        assert_eq!(cell.ttft_s, Some(Quantiles { p50: 0.1, p99: 0.1 }));
+        // Times count from when the request was due, 25 ms before it was sent; those within the answer do not.
+        assert_eq!(cell.ttft_s, Some(Quantiles { p50: 0.125, p99: 0.125 }));
         assert_eq!(cell.tpot_ms, Some(Quantiles { p50: 100.0, p99: 100.0 }));
-        assert_eq!(cell.end_s, Some(Quantiles { p50: 1.0, p99: 1.0 }));
-        // Counters are differences, CPU is of all requests.
+        assert_eq!(cell.end_s, Some(Quantiles { p50: 1.025, p99: 1.025 }));
+        // Counters are differences, CPU is of the requests that were due while it was counted.
         assert_eq!((cell.hit_rate, cell.shares["a"]), (0.25, 1.0));
         assert!((cell.cpu_us["router"] - 1_000.0).abs() < 1e-6, "{}", cell.cpu_us["router"]);
+        assert_eq!((cell.generator_cores, cell.engines_cores), (0.2, 0.2));
         assert!((cell.added_ms.unwrap().p50 - 100.0).abs() < 1e-6);
         // Where an engine was killed, 503 is a failure.
         let cell = Cell::of("s", "r", &[run(true, requests)]);
         assert_eq!((cell.shed, cell.failed), (1, 1));
+    }
+
+    #[test]
+    fn tokens_count_where_they_arrive() {
+        // From 1 s to 10 s. Each answer has two chunks, so each is half of its tokens.
+        let sent = vec![
+            // Asked for before, the end within.
+            sent(0.2, 200, 100, 2_000, 30),
+            // Both within.
+            sent(5.0, 200, 100, 1_000, 10),
+            // The first chunk within, and then a straggler.
+            sent(9.0, 200, 100, 30_000, 50),
+            // What is not complete is no answer.
+            sent(6.0, 500, 100, 1_000, 10),
+        ];
+        let tokens = Cell::of("s", "r", &[run(false, sent)]).tokens_per_s.unwrap();
+        assert!((tokens - (15.0 + 10.0 + 25.0) / 9.0).abs() < 1e-9, "{tokens}");
+    }
+
+    #[test]
+    fn rounds_lie_together_and_each_by_itself() {
+        let mut late = sent(2.0, 200, 300, 3_000, 10);
+        let punctual = Sent { late: Duration::from_millis(2), ..late.clone() };
+        late.late = Duration::from_millis(21);
+        let cell = Cell::of("s", "r", &[run(false, vec![late]), run(false, vec![punctual.clone(), punctual])]);
+        assert_eq!((cell.requests, cell.ttft_s), (3, Some(Quantiles { p50: 0.302, p99: 0.321 })));
+        assert_eq!(cell.rounds.iter().map(|round| round.ttft_p99_s).collect::<Vec<_>>(), [Some(0.321), Some(0.302)]);
+        assert_eq!(cell.rounds.iter().map(Round::is_disturbed).collect::<Vec<_>>(), [true, false]);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use arrivals::{Arrival, Arrivals};
 pub use cost::{SIZES, cost};
 pub use drive::{Sent, drive};
 pub use engines::{Engines, Seen};
-pub use figures::{Cell, Quantiles, Run, Span};
+pub use figures::{Cell, DISTURBED_LATE_MS, Quantiles, Round, Run, Span};
 pub use machine::{Machine, commit};
 pub use results::{Cost, MeasuredEndpoint, Results, RouterInfo, ScenarioInfo};
 pub use routers::{Front, Measured, ROUTERS, Router, Running, Setup};

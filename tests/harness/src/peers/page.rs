@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use super::cost::SIZES;
-use super::figures::{Cell, Quantiles};
+use super::figures::{Cell, DISTURBED_LATE_MS, Quantiles, Round};
 use super::results::{Cost, Results};
 use super::routers::{DIRECT, OURS};
 
 /// The scenario by which routers are compared first.
 const MAIN: &str = "load86";
-/// Requests that are sent so much too late show that the machine is not ours alone.
-const BUSY_LATE_MS: f64 = 20.0;
 
 /// `docs/benchmarks.md`.
 #[must_use]
@@ -76,6 +74,9 @@ seed is {}. Router, engines and load generator share the machine's cores.
         results.span.measured_s,
         results.seed,
     );
+    if let Some(remark) = &results.remark {
+        let _ = writeln!(text, "\n{remark}");
+    }
     if !results.measured.is_empty() {
         let each: Vec<String> = results
             .measured
@@ -227,25 +228,48 @@ fn pair(quantiles: Option<Quantiles>, show: fn(f64) -> String) -> String {
     quantiles.map_or_else(|| "- / -".to_owned(), |Quantiles { p50, p99 }| format!("{} / {}", show(p50), show(p99)))
 }
 
+/// The same, with the least and the greatest 99th percentile of the rounds where there are several.
+fn spread(cell: &Cell, quantiles: Option<Quantiles>, of: fn(&Round) -> Option<f64>, show: fn(f64) -> String) -> String {
+    let pair = pair(quantiles, show);
+    let rounds: Vec<f64> = cell.rounds.iter().filter_map(of).collect();
+    let (least, greatest) = (rounds.iter().copied().reduce(f64::min), rounds.iter().copied().reduce(f64::max));
+    match (rounds.len(), least, greatest) {
+        (2.., Some(least), Some(greatest)) => format!("{pair} ({} to {})", show(least), show(greatest)),
+        _ => pair,
+    }
+}
+
+/// Its name, and whether something disturbed it.
+fn name(cell: &Cell) -> String {
+    let disturbed = if cell.rounds.iter().any(Round::is_disturbed) { " (disturbed)" } else { "" };
+    format!("{}{disturbed}", cell.router)
+}
+
+fn rounds(cell: &Cell, of: impl Fn(&Round) -> Option<f64>) -> String {
+    let each = cell.rounds.iter().map(|round| of(round).map_or("-".to_owned(), |value| format!("{value:.1}")));
+    each.collect::<Vec<_>>().join(", ")
+}
+
 fn clients_saw(text: &mut String, results: &Results, scenario: &str) {
     let _ = writeln!(
         text,
-        "| | TTFT p50 / p99, s | TPOT p50 / p99, ms | whole p50 / p99, s | requests | failed | shed | tokens/s | prefix hits |\n\
-         |---|---|---|---|---|---|---|---|---|"
+        "| | TTFT p50 / p99, s | TPOT p50 / p99, ms | whole p50 / p99, s | requests | failed | shed | tokens/s | prefix hits | sent late p99, ms |\n\
+         |---|---|---|---|---|---|---|---|---|---|"
     );
     for cell in of_scenario(results, scenario) {
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {:.0} | {:.2} |",
-            cell.router,
-            pair(cell.ttft_s, |value| format!("{value:.2}")),
-            pair(cell.tpot_ms, |value| format!("{value:.1}")),
-            pair(cell.end_s, |value| format!("{value:.2}")),
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {:.2} | {} |",
+            name(cell),
+            spread(cell, cell.ttft_s, |round| round.ttft_p99_s, |value| format!("{value:.2}")),
+            spread(cell, cell.tpot_ms, |round| round.tpot_p99_ms, |value| format!("{value:.1}")),
+            spread(cell, cell.end_s, |round| round.end_p99_s, |value| format!("{value:.2}")),
             cell.requests,
             cell.failed,
             cell.shed,
-            cell.tokens_per_s,
+            cell.tokens_per_s.map_or("-".to_owned(), |rate| format!("{rate:.0}")),
             cell.hit_rate,
+            rounds(cell, |round| round.late_p99_ms),
         );
     }
 }
@@ -329,14 +353,17 @@ fn noise(text: &mut String, results: &Results) {
         worst(|cell| cell.generator_cores),
         worst(|cell| cell.engines_cores),
     );
-    if late > BUSY_LATE_MS {
-        let _ = writeln!(
-            text,
-            "- So late is too late: the machine was busy with other things (load average before: {}). Times that lie close together \
-             say nothing here.",
-            results.machine.load_before
-        );
-    }
+    let disturbed = results.cells.iter().flat_map(|cell| &cell.rounds).filter(|round| round.is_disturbed()).count();
+    let _ = writeln!(
+        text,
+        "- A run is marked as disturbed where one of a hundred requests was sent more than {DISTURBED_LATE_MS:.0} ms late: the machine had \
+         other things to do, and times that lie close together say nothing there. It was so in {disturbed} of {} runs.\n\
+         - Times count from the moment at which a request was due, whenever the load generator came to send it. Percentiles are of the \
+         requests of all rounds together; in brackets, the least and the greatest 99th percentile of a round.\n\
+         - tokens/s: output tokens that reached clients within the measured time, by the second, of all answers that were complete in \
+         the end; each chunk of an answer counts for the same share of its tokens.",
+        results.cells.iter().map(|cell| cell.rounds.len()).sum::<usize>(),
+    );
     if let Some(added) = results.cell(MAIN, DIRECT).and_then(|cell| cell.added_ms) {
         let _ = writeln!(
             text,
@@ -345,27 +372,11 @@ fn noise(text: &mut String, results: &Results) {
             added.p50, added.p99
         );
     }
-    let several = results.scenarios.iter().filter(|scenario| scenario.rounds > 1);
-    for scenario in several {
-        let _ = writeln!(
-            text,
-            "- {}, round by round, whole p99 in s: {}.",
-            scenario.name,
-            of_scenario(results, &scenario.name)
-                .map(|cell| {
-                    let each =
-                        cell.rounds.iter().map(|round| round[2].map_or("-".to_owned(), |value| format!("{value:.1}")));
-                    format!("{} {}", cell.router, each.collect::<Vec<_>>().join(" "))
-                })
-                .collect::<Vec<_>>()
-                .join("; ")
-        );
-    }
     let _ = writeln!(
         text,
         "- Shed: 429, or 503 while every engine lives. Failed: everything else that is no complete answer; a client gives up after 60 s.\n\
          - Added: what the client waited less what the engine took, where the router passes on the header that names the request.\n\
-         - CPU counts every process of a router; peak memory is theirs together. Simulated engines take no GPU's time and answer with text that \
+         - CPU counts every process of a router, over the measured time; peak memory is theirs together. Simulated engines take no GPU's time and answer with text that \
          means nothing; how they are modelled stands in `tests/engine-sim/src/model/mod.rs`."
     );
 }

@@ -15,6 +15,9 @@ pub struct Results {
     pub command: String,
     /// The commit; with a `+`, and changes that were not committed.
     pub commit: String,
+    /// What else is to be known about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
     /// Where.
     pub machine: Machine,
     /// When it began: the day.

@@ -44,6 +44,9 @@ pub(crate) struct Options {
     /// Settings of our pool that are not the defaults, to see what they would do: `{"affinity": {"k": 2}}`.
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = settings)]
     pool: Value,
+    /// What else is to be known about this run; the page says it.
+    #[arg(long, value_name = "TEXT")]
+    remark: Option<String>,
     /// Also writes the results to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -114,6 +117,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
     let mut results = Results {
         command: command(),
         commit: peers::commit().await,
+        remark: options.remark.clone(),
         machine,
         date: today().await?,
         span: options.span(),
@@ -326,7 +330,7 @@ fn command() -> String {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            "--json" | "--logs" => drop(arguments.next()),
+            "--json" | "--logs" | "--remark" => drop(arguments.next()),
             _ => words.push(argument),
         }
     }
