@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use crate::load::{Call, Client, Conversation};
+use crate::load::{Call, Client, Conversation, Outcome};
 use crate::workload::{HASHED_CHARACTERS, MODEL, exponential, hash, log_uniform, prose};
 
 /// Single prompts, in tokens: log-uniform between these.
@@ -51,6 +51,8 @@ pub struct Arrival {
     pub at: Duration,
     /// The JSON body.
     pub body: Bytes,
+    /// Tokens of its prompt, cached or not.
+    pub prompt_tokens: u64,
     /// Hash of the first 256 characters of what is said, for those who balance by it.
     pub hash: String,
 }
@@ -84,7 +86,7 @@ impl Arrivals {
         let (mut at_s, mut tokens) = (0.0, 0);
         while (tokens as f64) < self.tokens_per_s * self.seconds {
             at_s += exponential(&mut rng, 1.0 / self.per_second);
-            let conversation;
+            let (conversation, answer);
             if rng.random::<f64>() < self.conversations {
                 let rested = open.iter().position(|open| open.rested_at_s <= at_s);
                 let mut turn = match rested {
@@ -95,7 +97,7 @@ impl Arrivals {
                 let length = if turn.conversation.messages().is_empty() { FIRST_TOKENS } else { LATER_TOKENS };
                 turn.conversation.push("user", &prose_between(&mut rng, length));
                 conversation = turn.conversation.clone();
-                tokens += oracle.answer(&mut turn.conversation).await?;
+                answer = oracle.answer(&mut turn.conversation).await?;
                 turn.turns_left -= 1;
                 if turn.turns_left > 0 {
                     turn.rested_at_s = at_s + rng.random_range(REST_S.0..=REST_S.1);
@@ -107,12 +109,14 @@ impl Arrivals {
                 let mut single = Conversation::default();
                 single.push("user", &prose(&mut rng, length));
                 conversation = single.clone();
-                tokens += oracle.answer(&mut single).await?;
+                answer = oracle.answer(&mut single).await?;
             }
+            tokens += answer.tokens;
             let arrival = Arrival {
                 at: Duration::ZERO,
                 hash: hash(&conversation.beginning(HASHED_CHARACTERS)),
                 body: Bytes::from(body(&conversation, true).to_string()),
+                prompt_tokens: answer.usage.prompt_tokens.unwrap_or(0),
             };
             made.push((at_s, arrival));
         }
@@ -158,13 +162,13 @@ impl Oracle {
         Ok(Self(EngineHandle::start(config).await?))
     }
 
-    /// Adds the answer that every engine would give; its tokens.
-    async fn answer(&self, conversation: &mut Conversation) -> Result<u64> {
+    /// Adds the answer that every engine would give.
+    async fn answer(&self, conversation: &mut Conversation) -> Result<Outcome> {
         let call = Call::json("/v1/chat/completions", &body(conversation, false));
         let outcome = Client::new(self.0.addr()).send(call).await;
         ensure!(outcome.is_ok(), "the engine that knows the answers: {:?} {:?}", outcome.status, outcome.error);
         conversation.hear(&outcome);
-        Ok(outcome.tokens)
+        Ok(outcome)
     }
 }
 

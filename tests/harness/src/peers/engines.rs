@@ -13,7 +13,7 @@ use crate::workload::{ENGINES, MODEL, profile};
 use engine_sim::model::Profile;
 use engine_sim::server::Fault;
 
-/// The engines, always on the same ports.
+/// The engines, as long as they live on the same ports.
 #[derive(Debug)]
 pub struct Engines {
     engines: Vec<EngineProcess>,

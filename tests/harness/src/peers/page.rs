@@ -20,7 +20,15 @@ pub fn page(results: &Results) -> String {
     for scenario in &results.scenarios {
         let _ = writeln!(text, "\n## {}: {}\n", scenario.name, scenario.what);
         let rounds = if scenario.rounds == 1 { "one round".to_owned() } else { format!("{} rounds", scenario.rounds) };
-        let _ = writeln!(text, "{:.1} requests/s, {rounds}.\n", scenario.per_second);
+        let _ = write!(text, "{:.1} requests/s, {rounds}.", scenario.per_second);
+        if let (Some(asked), Some(most)) = (scenario.prompt_tokens_per_s, scenario.prefill_tokens_per_s) {
+            let share = 100.0 * asked / most;
+            let _ = write!(
+                text,
+                " Prompts have {asked:.0} tokens/s: {share:.0} % of the {most:.0} that the engines prefill together, before any hit in a cache."
+            );
+        }
+        text.push_str("\n\n");
         clients_saw(&mut text, results, &scenario.name);
         routers_used(&mut text, results, &scenario.name);
     }
@@ -55,8 +63,8 @@ scripts/bench peers-page
 
 Engines: four processes of the engine simulator, with 980, 479, 240 and 240 output tokens/s at 16 requests (curves over 1, 8, 16
 and 32 requests: 106/688/980/1,440; 94/400/479/465; 60/200/240/235 twice), at most 32 requests at once, prefix cache on,
-prefill 6,000 tokens/s for each prompt, beside the others (a prompt that is being prefilled delays nobody else's). They are
-started anew before every run. Load of 100 % is the sum of the four at 16 requests; the most they can give is 1.24 times that.
+prefill 6,000 tokens/s for each prompt, beside the others (a prompt that is being prefilled delays nobody else's), in `serial` one
+prompt after the other. They are started anew before every run. Load of 100 % is the sum of the four at 16 requests; the most they can give is 1.24 times that.
 
 Requests: a Poisson stream that waits for nobody; 60 % are the next turn of a conversation, 40 % single prompts of 100 to 4,000 tokens
 (log-uniform); answers of 64 tokens on average; all streamed, with usage. Each run has {:.0} s of warm-up and {:.0} s that count. The
@@ -77,9 +85,8 @@ seed is {}. Router, engines and load generator share the machine's cores.
     if let Some(remark) = &results.remark {
         let _ = writeln!(text, "\n{remark}");
     }
-    if !results.measured.is_empty() {
-        let each: Vec<String> = results
-            .measured
+    for (lanes, endpoints) in results.measured.iter().filter(|(_, endpoints)| !endpoints.is_empty()) {
+        let each: Vec<String> = endpoints
             .iter()
             .map(|one| {
                 format!(
@@ -88,7 +95,8 @@ seed is {}. Router, engines and load generator share the machine's cores.
                 )
             })
             .collect();
-        let _ = writeln!(text, "\nThe prober measured beforehand: {}.", each.join("; "));
+        let of = if *lanes == 1 { " (of engines that prefill one prompt at a time)" } else { "" };
+        let _ = writeln!(text, "\nThe prober measured beforehand{of}: {}.", each.join("; "));
     }
     for (name, why) in &results.left_out {
         let _ = writeln!(text, "\nLeft out: {name} ({why}).");

@@ -30,8 +30,8 @@ pub struct Results {
     pub routers: Vec<RouterInfo>,
     /// Who did not, and why.
     pub left_out: BTreeMap<String, String>,
-    /// What the prober measured beforehand.
-    pub measured: Vec<MeasuredEndpoint>,
+    /// What the prober measured beforehand, by the number of prompts that the engines prefill at once.
+    pub measured: BTreeMap<usize, Vec<MeasuredEndpoint>>,
     /// At what load, and what went wrong.
     pub scenarios: Vec<ScenarioInfo>,
     /// A router in a scenario each.
@@ -77,6 +77,12 @@ pub struct ScenarioInfo {
     pub per_second: f64,
     /// Rounds.
     pub rounds: usize,
+    /// Prompt tokens per second, cached or not. None where it was not counted.
+    #[serde(default)]
+    pub prompt_tokens_per_s: Option<f64>,
+    /// Prompt tokens per second that the engines prefill together at most, where that is a limit.
+    #[serde(default)]
+    pub prefill_tokens_per_s: Option<f64>,
 }
 
 /// CPU per request with bodies of a size.

@@ -23,7 +23,7 @@ pub(crate) const ENGINES: [(&str, [f64; 4], u64); 4] = [
     ("e240b", [60.0, 200.0, 240.0, 235.0], 65_536),
 ];
 /// What each of them prefills per second.
-const PREFILL_TPS: f64 = 6_000.0;
+pub(crate) const PREFILL_TPS: f64 = 6_000.0;
 
 /// The machine of an engine of the fleet.
 #[must_use]

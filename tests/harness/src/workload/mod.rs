@@ -11,7 +11,7 @@ mod plan;
 mod run;
 
 pub(crate) use figures::tpot_ms;
-pub(crate) use fleet::{ENGINES, HASH_HEADER, pool_clusters, ring_hash};
+pub(crate) use fleet::{ENGINES, HASH_HEADER, PREFILL_TPS, pool_clusters, ring_hash};
 pub(crate) use plan::{exponential, log_uniform, prose};
 pub(crate) use run::{HASHED_CHARACTERS, hash};
 

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// Only these routers.
     #[arg(long, value_name = "ROUTER", value_delimiter = ',', value_parser = router)]
     only: Vec<Router>,
-    /// Only these scenarios: load86, load50, load120, noreuse, slow, killed; or cost, the CPU per request by size of the body.
+    /// Only these scenarios: load86, load50, load120, noreuse, slow, killed, serial; or cost, the CPU per request by size of the body.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scenario)]
     scenario: Vec<Chosen>,
     /// Seconds of each run that count.
@@ -124,7 +124,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
         seed: options.seed,
         routers: Vec::new(),
         left_out,
-        measured: Vec::new(),
+        measured: BTreeMap::new(),
         scenarios: Vec::new(),
         cells: Vec::new(),
         costs: Vec::new(),
@@ -173,39 +173,68 @@ fn installed(options: &Options) -> (Vec<Router>, BTreeMap<String, String>) {
     (there, left_out)
 }
 
-async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], results: &mut Results) -> Result<()> {
-    let program = std::env::current_exe()?;
-    let mut lanes: Vec<usize> = scenarios.iter().map(|scenario| scenario.prefill_lanes).collect();
-    lanes.dedup();
-    ensure!(lanes.len() == 1, "one fleet serves all scenarios");
-    let mut engines = Engines::unequal(&program, lanes[0]).await?;
-    let mut setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
-    let mut measured = None;
-    if routers.iter().any(Router::is_ours) {
-        eprintln!("the prober measures the engines");
-        let done = Measured::measure(&setup).await?;
-        for endpoint in done.endpoints.as_array().into_iter().flatten() {
-            results.measured.push(MeasuredEndpoint {
+/// Engines of one kind, and what our prober has measured of them.
+struct Fleet {
+    /// Prompts that each prefills at once.
+    lanes: usize,
+    engines: Engines,
+    setup: Setup,
+    measured: Option<Measured>,
+}
+
+impl Fleet {
+    async fn start(options: &Options, lanes: usize, routers: &[Router]) -> Result<Self> {
+        let engines = Engines::unequal(&std::env::current_exe()?, lanes).await?;
+        let mut setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
+        let mut measured = None;
+        if routers.iter().any(Router::is_ours) {
+            eprintln!("the prober measures the engines");
+            let done = Measured::measure(&setup).await?;
+            setup.measured = Some(done.store());
+            measured = Some(done);
+        }
+        Ok(Self { lanes, engines, setup, measured })
+    }
+
+    /// What the prober says of them; nothing where it is not there.
+    fn measured(&self) -> Result<Vec<MeasuredEndpoint>> {
+        let endpoints = self.measured.iter().filter_map(|measured| measured.endpoints.as_array()).flatten();
+        let all = endpoints.map(|endpoint| {
+            Ok(MeasuredEndpoint {
                 id: endpoint["id"].as_str().context("an endpoint without id")?.to_owned(),
                 throughput_tps: endpoint["throughput_tps"].as_f64().context("an endpoint that was not measured")?,
                 weight: endpoint["weight"].as_f64().context("no weight")?,
                 max_in_flight: endpoint["max_in_flight"].as_u64().unwrap_or(0),
-            });
-        }
-        eprintln!("{:?}", results.measured);
-        setup.measured = Some(done.store());
-        measured = Some(done);
+            })
+        });
+        let all = all.collect::<Result<Vec<_>>>()?;
+        eprintln!("{all:?}");
+        Ok(all)
     }
-    for (at, scenario) in scenarios.iter().enumerate() {
+}
+
+async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], results: &mut Results) -> Result<()> {
+    let mut fleet: Option<Fleet> = None;
+    for scenario in scenarios {
+        let fleet = match &mut fleet {
+            Some(same) if same.lanes == scenario.prefill_lanes => same,
+            other => {
+                // The engines before these have ended by then: they would use CPU, if little.
+                drop(other.take());
+                let started = Fleet::start(options, scenario.prefill_lanes, routers).await?;
+                results.measured.insert(started.lanes, started.measured()?);
+                other.insert(started)
+            }
+        };
         let routers: Vec<Router> =
             routers.iter().filter(|router| scenario.control || !router.is_control()).copied().collect();
         let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
+        let mut prompt_tokens = 0;
         for round in 0..scenario.rounds {
             let arrivals = scenario.arrivals(options.span().whole_s(), options.seed + round as u64).make().await?;
-            for nth in 0..routers.len() {
-                // Somebody else begins every time, and nobody is always early or late: the machine's load drifts.
-                let place = (nth + 4 * (at + round)) % routers.len();
-                let run = one(options, scenario, &arrivals, &routers[place], &setup, &mut engines, round).await;
+            prompt_tokens += arrivals.iter().map(|arrival| arrival.prompt_tokens).sum::<u64>();
+            for place in peers::order(routers.len(), scenario.place() + round) {
+                let run = one(options, scenario, &arrivals, &routers[place], fleet, round).await;
                 let run = run.with_context(|| format!("{}, {}", scenario.name, routers[place].name))?;
                 let cell = Cell::of(scenario.name, routers[place].name, std::slice::from_ref(&run));
                 eprintln!("{} round {}: {}", scenario.name, round + 1, brief(&cell));
@@ -220,6 +249,8 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
             what: scenario.what.into(),
             per_second: scenario.per_second(),
             rounds: scenario.rounds,
+            prompt_tokens_per_s: Some(prompt_tokens as f64 / (options.span().whole_s() * scenario.rounds as f64)),
+            prefill_tokens_per_s: scenario.prefill_tokens_per_s(),
         });
         let cells: Vec<Cell> =
             runs.iter().map(|(place, runs)| Cell::of(scenario.name, routers[*place].name, runs)).collect();
@@ -229,7 +260,6 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
         // All of it takes long; what is there is not lost when somebody ends it.
         save(options, results)?;
     }
-    drop(measured);
     Ok(())
 }
 
@@ -238,13 +268,12 @@ async fn one(
     scenario: &Scenario,
     arrivals: &[peers::Arrival],
     router: &Router,
-    setup: &Setup,
-    engines: &mut Engines,
+    fleet: &mut Fleet,
     round: usize,
 ) -> Result<Run> {
-    engines.anew().await?;
-    let mut running = router.start(setup).await?;
-    let run = Run::take(scenario, options.span(), arrivals, &mut running, engines).await;
+    fleet.engines.anew().await?;
+    let mut running = router.start(&fleet.setup).await?;
+    let run = Run::take(scenario, options.span(), arrivals, &mut running, &mut fleet.engines).await;
     if let Some(dir) = &options.logs {
         let lines: Vec<String> = running.access_log().iter().map(ToString::to_string).collect();
         std::fs::create_dir_all(dir)?;
