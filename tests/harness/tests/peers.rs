@@ -8,13 +8,15 @@ use harness::load::{self, Call};
 use harness::peers::{Measured, ROUTERS, Results, Router, Setup, page};
 
 /// Those that need a Python environment each are left to `scripts/bench --install-peers`; what they are told is tested beside it.
-const EVERYWHERE: [&str; 8] = [
+const EVERYWHERE: [&str; 10] = [
     "direct",
     "weighbridge",
     "envoy-least-request",
+    "envoy-least-request-weighted",
     "envoy-ring-hash",
     "envoy-round-robin",
     "nginx",
+    "nginx-weighted",
     "haproxy",
     "haproxy-weighted",
 ];

@@ -234,7 +234,7 @@ impl Round {
 }
 
 /// A router in a scenario, all rounds together.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// Scenario.
     pub scenario: String,

@@ -19,6 +19,7 @@ pub mod page;
 mod results;
 mod routers;
 mod scenario;
+mod trial;
 
 pub use arrivals::{Arrival, Arrivals};
 pub use cost::{SIZES, cost};
@@ -28,5 +29,6 @@ pub use figures::{Cell, DISTURBED_LATE_MS, Quantiles, Round, Run, Span};
 pub use machine::{Machine, commit};
 pub use order::order;
 pub use results::{Cost, MeasuredEndpoint, Results, RouterInfo, ScenarioInfo};
-pub use routers::{Front, Measured, ROUTERS, Router, Running, Setup};
+pub use routers::{Front, Measured, ROUTERS, Router, Running, Setup, When};
 pub use scenario::{Event, SCENARIOS, Scenario};
+pub use trial::{asks_too_much, trial};

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::cost::SIZES;
 use super::figures::{Cell, DISTURBED_LATE_MS, Quantiles, Round};
 use super::results::{Cost, Results};
-use super::routers::{DIRECT, OURS};
+use super::routers::{DIRECT, OURS, Router};
 
 /// The scenario by which routers are compared first.
 const MAIN: &str = "load86";
@@ -29,6 +29,9 @@ pub fn page(results: &Results) -> String {
             );
         }
         text.push_str("\n\n");
+        for (name, why) in &scenario.not_measured {
+            let _ = writeln!(text, "Not measured: {name}, which {why}.\n");
+        }
         clients_saw(&mut text, results, &scenario.name);
         routers_used(&mut text, results, &scenario.name);
     }
@@ -139,13 +142,20 @@ const FIGURES: [Figure; 8] = [
 ];
 
 impl Figure {
-    /// The best of the routers' (the control is none), and whose it is.
-    fn best<'a>(&self, cells: impl Iterator<Item = &'a Cell>) -> Option<(&'a str, f64)> {
+    /// The best of the others' (the control is none) that were told or were not, and whose it is.
+    fn best<'a>(&self, results: &'a Results, scenario: &'a str, told: bool) -> Option<(&'a Cell, f64)> {
         let worth = |value: f64| if self.less { value } else { -value };
-        cells
-            .filter(|cell| cell.router != DIRECT)
-            .filter_map(|cell| Some((cell.router.as_str(), (self.of)(cell)?)))
+        of_scenario(results, scenario)
+            .filter(|cell| cell.router != DIRECT && cell.router != OURS && results.was_told(&cell.router) == told)
+            .filter_map(|cell| Some((cell, (self.of)(cell)?)))
             .min_by(|one, other| worth(one.1).total_cmp(&worth(other.1)))
+    }
+
+    /// Whether the one is better than the other as far as the page shows it.
+    fn is_better(&self, one: f64, other: f64) -> bool {
+        let number = |value: f64| (self.show)(value).parse().unwrap_or(f64::NAN);
+        let (one, other): (f64, f64) = (number(one), number(other));
+        if self.less { one < other } else { one > other }
     }
 }
 
@@ -155,32 +165,39 @@ fn of_scenario<'a>(results: &'a Results, scenario: &'a str) -> impl Iterator<Ite
 
 fn summary(text: &mut String, results: &Results) {
     let Some(ours) = results.cell(MAIN, OURS) else { return };
-    let _ = writeln!(text, "\n## In short\n\nAt 86 % load, and what a request costs:\n");
-    let _ = writeln!(text, "| | Weighbridge | best of the others | ratio |\n|---|---|---|---|");
+    let _ = writeln!(
+        text,
+        "\n## In short\n\nAt 86 % load, and what a request costs. Told by hand are those whose configuration has weights (and caps) that we \
+         measured and wrote there: they stand for an operator who does that, and does it again whenever an engine changes.\n"
+    );
+    let _ = writeln!(
+        text,
+        "| | {} | best out of the box | ratio | best told by hand | ratio |\n|---|---|---|---|---|---|",
+        name_of("Weighbridge", ours)
+    );
     for figure in &FIGURES {
-        let others = of_scenario(results, MAIN).filter(|cell| cell.router != OURS);
-        if let (Some(own), Some((name, best))) = ((figure.of)(ours), figure.best(others)) {
-            let ratio = if best == 0.0 { "-".to_owned() } else { format!("{:.2}", own / best) };
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} ({name}) | {ratio} |",
-                figure.name,
-                (figure.show)(own),
-                (figure.show)(best)
-            );
-        }
+        let Some(own) = (figure.of)(ours) else { continue };
+        let best = |told| match figure.best(results, MAIN, told) {
+            Some((cell, best)) => format!("{} ({}) | {}", (figure.show)(best), name(cell), ratio(own, best)),
+            None => "- | -".to_owned(),
+        };
+        let _ = writeln!(text, "| {} | {} | {} | {} |", figure.name, (figure.show)(own), best(false), best(true));
     }
     for (size, _) in SIZES {
         if let (Some(own), Some(best)) = (cost(results, size, OURS), best_cost(results, size)) {
             let (own, least) = (own.total_us[0], best.total_us[0]);
+            let ratio = ratio(own, least);
             let _ = writeln!(
                 text,
-                "| CPU per request, {size}, us (others that read prompts) | {own:.0} | {least:.0} ({}) | {:.2} |",
+                "| CPU per request, {size}, us (others that read prompts) | {own:.0} | {least:.0} ({}) | {ratio} | - | - |",
                 best.router,
-                own / least
             );
         }
     }
+}
+
+fn ratio(own: f64, other: f64) -> String {
+    if other == 0.0 { "-".to_owned() } else { format!("{:.2}", own / other) }
 }
 
 fn cost<'a>(results: &'a Results, size: &str, router: &str) -> Option<&'a Cost> {
@@ -196,16 +213,20 @@ fn best_cost<'a>(results: &'a Results, size: &str) -> Option<&'a Cost> {
 
 /// Where somebody is better than we are, said and not hidden.
 fn behind(text: &mut String, results: &Results) {
-    let mut lines = Vec::new();
+    let mut rows = Vec::new();
     for scenario in &results.scenarios {
         let Some(ours) = results.cell(&scenario.name, OURS) else { continue };
         for figure in &FIGURES {
-            let others = of_scenario(results, &scenario.name).filter(|cell| cell.router != OURS);
-            let (Some(own), Some((name, best))) = ((figure.of)(ours), figure.best(others)) else { continue };
-            let (own, best) = ((figure.show)(own), (figure.show)(best));
-            let number = |text: &str| text.parse::<f64>().unwrap_or(f64::NAN);
-            if own != best && (number(&own) > number(&best)) == figure.less {
-                lines.push(format!("- {}: {} is {own}, of {name} {best}", scenario.name, figure.name));
+            let Some(own) = (figure.of)(ours) else { continue };
+            let better = [false, true].map(|told| {
+                figure.best(results, &scenario.name, told).filter(|(_, best)| figure.is_better(*best, own))
+            });
+            if better.iter().any(Option::is_some) {
+                let [out_of_the_box, told] = better.map(|better| {
+                    better.map_or("-".to_owned(), |(cell, best)| format!("{} ({})", (figure.show)(best), name(cell)))
+                });
+                let own = (figure.show)(own);
+                rows.push(format!("| {} | {} | {own} | {out_of_the_box} | {told} |", scenario.name, figure.name));
             }
         }
     }
@@ -213,22 +234,25 @@ fn behind(text: &mut String, results: &Results) {
         if let (Some(own), Some(best)) = (cost(results, size, OURS), best_cost(results, size))
             && own.total_us[0] > best.total_us[0]
         {
-            lines.push(format!(
-                "- {size} bodies: {:.0} us of CPU a request, {} {:.0}",
-                own.total_us[0], best.router, best.total_us[0]
-            ));
+            let (own, least) = (own.total_us[0], best.total_us[0]);
+            rows.push(format!("| {size} bodies | CPU per request, us | {own:.0} | {least:.0} ({}) | - |", best.router));
         }
     }
     if results.cells.iter().any(|cell| cell.router == OURS) {
-        let _ = writeln!(text, "\n## Where Weighbridge is behind\n");
         let _ = writeln!(
             text,
-            "Every figure in which another router was better, by however little (rounded as in the tables):\n"
+            "\n## Where Weighbridge is behind\n\nEvery figure in which another router was better, by however little (rounded as in the tables); \
+             \"-\" where none of this kind was.\n"
         );
-        if lines.is_empty() {
-            lines.push("Nowhere.".to_owned());
+        if rows.is_empty() {
+            let _ = writeln!(text, "Nowhere.");
+        } else {
+            let _ = writeln!(
+                text,
+                "| | | Weighbridge | better out of the box | better told by hand |\n|---|---|---|---|---|\n{}",
+                rows.join("\n")
+            );
         }
-        let _ = writeln!(text, "{}", lines.join("\n"));
     }
 }
 
@@ -249,8 +273,12 @@ fn spread(cell: &Cell, quantiles: Option<Quantiles>, of: fn(&Round) -> Option<f6
 
 /// Its name, and whether something disturbed it.
 fn name(cell: &Cell) -> String {
+    name_of(&cell.router, cell)
+}
+
+fn name_of(name: &str, cell: &Cell) -> String {
     let disturbed = if cell.rounds.iter().any(Round::is_disturbed) { " (disturbed)" } else { "" };
-    format!("{}{disturbed}", cell.router)
+    format!("{name}{disturbed}")
 }
 
 fn rounds(cell: &Cell, of: impl Fn(&Round) -> Option<f64>) -> String {
@@ -390,9 +418,24 @@ fn noise(text: &mut String, results: &Results) {
 }
 
 fn routers(text: &mut String, results: &Results) {
-    let _ = writeln!(text, "\n## Who took part\n\n| | version | how |\n|---|---|---|");
+    let _ = writeln!(
+        text,
+        "\n## Who took part\n\nCPU: per streamed request of 500 tokens in and 64 out, five a second. Whoever would need more than a third of the \
+         machine's cores at a scenario's rate is not measured there: what it would wait for is the machine.\n\n\
+         | | version | CPU, ms | told by hand | how |\n|---|---|---|---|---|"
+    );
     for router in &results.routers {
         let version = if router.version.is_empty() { "-" } else { &router.version };
-        let _ = writeln!(text, "| {} | {version} | {} |", router.name, router.how);
+        let cpu = router.cpu_ms.map_or("-".to_owned(), |ms| format!("{ms:.1}"));
+        let told = if router.told { "yes" } else { "no" };
+        // Figures say nothing of a set-up that has changed since.
+        let changed = match Router::named(&router.name) {
+            Some(today) if today.how == router.how => "",
+            _ => " (set up otherwise today)",
+        };
+        let _ = writeln!(text, "| {} | {version} | {cpu} | {told} | {}{changed} |", router.name, router.how);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -51,6 +51,12 @@ pub struct RouterInfo {
     pub version: String,
     /// Whether it reads prompts or models.
     pub llm_aware: bool,
+    /// Whether we told it by hand how fast each engine is.
+    #[serde(default)]
+    pub told: bool,
+    /// Its CPU per streamed request at light load, in ms. None where that was not tried.
+    #[serde(default)]
+    pub cpu_ms: Option<f64>,
 }
 
 /// An endpoint as the prober measured it.
@@ -83,6 +89,9 @@ pub struct ScenarioInfo {
     /// Prompt tokens per second that the engines prefill together at most, where that is a limit.
     #[serde(default)]
     pub prefill_tokens_per_s: Option<f64>,
+    /// Routers that were not measured, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub not_measured: BTreeMap<String, String>,
 }
 
 /// CPU per request with bodies of a size.
@@ -105,6 +114,12 @@ impl Results {
     #[must_use]
     pub fn cell(&self, scenario: &str, router: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.scenario == scenario && cell.router == router)
+    }
+
+    /// Whether we told the router of this name how fast each engine is.
+    #[must_use]
+    pub fn was_told(&self, router: &str) -> bool {
+        self.routers.iter().any(|info| info.name == router && info.told)
     }
 
     /// As JSON, lines short enough to compare, numbers to six digits: what is beyond is noise.

@@ -40,8 +40,8 @@ pub struct Scenario {
     pub prefill_lanes: usize,
     /// What happens in the middle.
     pub event: Option<Event>,
-    /// Whether the control takes part: requests that no router touches.
-    pub control: bool,
+    /// Whether everybody takes part, the control included: requests that no router touches.
+    pub everybody: bool,
     /// Rounds, unless the command line says otherwise.
     pub rounds: usize,
 }
@@ -53,13 +53,13 @@ const PLAIN: Scenario = Scenario {
     conversations: 0.6,
     prefill_lanes: ALL_AT_ONCE,
     event: None,
-    control: false,
+    everybody: false,
     rounds: 1,
 };
 
 /// All of them. Those with engines of another kind come last: the prober measures these anew.
 pub const SCENARIOS: [Scenario; 7] = [
-    Scenario { control: true, rounds: 2, ..PLAIN },
+    Scenario { everybody: true, rounds: 2, ..PLAIN },
     Scenario { name: "load50", what: "50 % load", load: 0.5, ..PLAIN },
     Scenario { name: "load120", what: "120 % load (overload)", load: 1.2, ..PLAIN },
     Scenario { name: "noreuse", what: "86 % load, prompts that have nothing in common", conversations: 0.0, ..PLAIN },

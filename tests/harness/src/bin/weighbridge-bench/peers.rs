@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use harness::artifacts;
 use harness::peers::{
     self, Cell, Engines, Machine, Measured, MeasuredEndpoint, ROUTERS, Results, Router, RouterInfo, Run, SCENARIOS,
-    Scenario, ScenarioInfo, Setup, Span,
+    Scenario, ScenarioInfo, Setup, Span, When,
 };
 
 use serde_json::Value;
@@ -135,6 +135,8 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
             how: router.how.into(),
             version: router.version().await?,
             llm_aware: router.llm_aware,
+            told: router.told,
+            cpu_ms: None,
         });
     }
     let scenarios = options.scenarios();
@@ -157,7 +159,8 @@ fn save(options: &Options, results: &Results) -> Result<()> {
 /// Those that are there; and of the others, why they are not.
 fn installed(options: &Options) -> (Vec<Router>, BTreeMap<String, String>) {
     let wanted = ROUTERS.into_iter().filter(|router| match options.only.as_slice() {
-        [] => router.by_default,
+        // What was told by hand is for careful comparisons.
+        [] => router.when == When::Always || router.when == When::Everybody && !(options.quick && router.told),
         only => only.iter().any(|one| one.name == router.name),
     });
     let (mut there, mut left_out) = (Vec::new(), BTreeMap::new());
@@ -214,7 +217,7 @@ impl Fleet {
 }
 
 async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], results: &mut Results) -> Result<()> {
-    let mut fleet: Option<Fleet> = None;
+    let (mut fleet, mut tried): (Option<Fleet>, bool) = (None, false);
     for scenario in scenarios {
         let fleet = match &mut fleet {
             Some(same) if same.lanes == scenario.prefill_lanes => same,
@@ -226,8 +229,25 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
                 other.insert(started)
             }
         };
-        let routers: Vec<Router> =
-            routers.iter().filter(|router| scenario.control || !router.is_control()).copied().collect();
+        if !tried {
+            tried = true;
+            trials(fleet, results).await?;
+        }
+        let mut not_measured = BTreeMap::new();
+        let routers: Vec<Router> = routers
+            .iter()
+            .filter(|router| takes_part(options, scenario, router) && results.left_out.get(router.name).is_none())
+            .filter(|router| {
+                let cpu_ms = results.routers.iter().find(|info| info.name == router.name).and_then(|info| info.cpu_ms);
+                let why =
+                    peers::asks_too_much(cpu_ms.unwrap_or(0.0) / 1e3, scenario.per_second(), results.machine.cores);
+                why.map(|why| not_measured.insert(router.name.to_owned(), why)).is_none()
+            })
+            .copied()
+            .collect();
+        for (name, why) in &not_measured {
+            eprintln!("{}: not measured: {name} {why}", scenario.name);
+        }
         let mut runs: BTreeMap<usize, Vec<Run>> = BTreeMap::new();
         let mut prompt_tokens = 0;
         for round in 0..scenario.rounds {
@@ -251,6 +271,7 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
             rounds: scenario.rounds,
             prompt_tokens_per_s: Some(prompt_tokens as f64 / (options.span().whole_s() * scenario.rounds as f64)),
             prefill_tokens_per_s: scenario.prefill_tokens_per_s(),
+            not_measured,
         });
         let cells: Vec<Cell> =
             runs.iter().map(|(place, runs)| Cell::of(scenario.name, routers[*place].name, runs)).collect();
@@ -261,6 +282,45 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
         save(options, results)?;
     }
     Ok(())
+}
+
+fn takes_part(options: &Options, scenario: &Scenario, router: &Router) -> bool {
+    match router.when {
+        _ if router.is_control() => scenario.everybody,
+        When::Everybody if options.only.is_empty() => scenario.everybody,
+        _ => true,
+    }
+}
+
+/// What a request costs each of the routers at light load. Whoever does not serve it is left out, unless it is ours.
+async fn trials(fleet: &mut Fleet, results: &mut Results) -> Result<()> {
+    for info in &mut results.routers {
+        let router = Router::named(&info.name).context("a router that nobody knows")?;
+        if router.is_control() {
+            continue;
+        }
+        match tried(&router, fleet).await {
+            Ok(cpu_s) => {
+                eprintln!("{}: {:.1} ms of CPU per streamed request", info.name, cpu_s * 1e3);
+                info.cpu_ms = Some(cpu_s * 1e3);
+            }
+            Err(error) if router.is_ours() => return Err(error),
+            Err(error) => {
+                eprintln!("left out: {}: {error:#}", info.name);
+                let why = format!("{error:#}").lines().next().unwrap_or_default().to_owned();
+                results.left_out.insert(info.name.clone(), format!("does not serve: {why}"));
+            }
+        }
+    }
+    results.routers.retain(|info| !results.left_out.contains_key(&info.name));
+    Ok(())
+}
+
+async fn tried(router: &Router, fleet: &mut Fleet) -> Result<f64> {
+    let mut running = router.start(&fleet.setup).await?;
+    let cpu_s = peers::trial(&mut running).await.with_context(|| router.name)?;
+    running.stop().await?;
+    Ok(cpu_s)
 }
 
 async fn one(
@@ -291,7 +351,8 @@ async fn costs(options: &Options, routers: &[Router], results: &mut Results) -> 
     let engines = Engines::instant(&std::env::current_exe()?, 4).await?;
     let setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
     let mut running = Vec::new();
-    for router in routers.iter().filter(|router| router.llm_aware || router.name == "envoy-least-request") {
+    let wanted = |router: &&Router| router.llm_aware || router.name == "envoy-least-request";
+    for router in routers.iter().filter(wanted).filter(|router| !results.left_out.contains_key(router.name)) {
         running.push((router.name, router.start(&setup).await?));
     }
     let (turn, rounds) = if options.quick { (0.2, 1) } else { (1.0, 5) };

@@ -7,10 +7,13 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use super::{Front, Part, Running, Setup, WORKERS};
+use super::{Front, Part, Running, Setup, WORKERS, weights};
 use crate::snapshot::{endpoint, pool, snapshot};
 use crate::workload::{MODEL, pool_clusters, ring_hash};
 use crate::{Envoy, EnvoyOptions};
+
+/// The fastest engine's weight; any would do.
+const MOST_WEIGHT: f64 = 1_000.0;
 
 /// Which of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,24 +23,26 @@ pub(super) enum Policy {
     RoundRobin,
 }
 
-pub(super) async fn start(policy: Policy, setup: &Setup) -> Result<Running> {
-    let envoy = Envoy::start(options(policy, setup)).await?;
+pub(super) async fn start(policy: Policy, setup: &Setup, told: bool) -> Result<Running> {
+    let envoy = Envoy::start(options(policy, setup, told)).await?;
     let front = Front::one(envoy.gateway());
     let parts = vec![("router", Part::Envoy(Box::new(envoy)))];
     Ok(Running { front, parts, _dir: TempDir::new()?, _ports: Vec::new() })
 }
 
-fn options(policy: Policy, setup: &Setup) -> EnvoyOptions {
+fn options(policy: Policy, setup: &Setup, told: bool) -> EnvoyOptions {
     let endpoints = setup.engines.iter().map(|(name, address, _)| endpoint(name, *address, 1.0)).collect();
+    let weights = if told { weights(setup, MOST_WEIGHT) } else { Vec::new() };
     EnvoyOptions {
         concurrency: WORKERS,
         filter: false,
-        edit: Some(Box::new(move |config| balance(policy, config))),
+        edit: Some(Box::new(move |config| balance(policy, &weights, config))),
         ..EnvoyOptions::fixed(snapshot(vec![pool(MODEL, endpoints)]))
     }
 }
 
-fn balance(policy: Policy, config: &mut Value) {
+/// `weights` of the endpoints, in their order; none of those that there are not.
+fn balance(policy: Policy, weights: &[u32], config: &mut Value) {
     let named = |name: &str, kind: &str| {
         json!({"policies": [{"typed_extension_config": {
             "name": format!("envoy.load_balancing_policies.{name}"),
@@ -54,6 +59,10 @@ fn balance(policy: Policy, config: &mut Value) {
     for cluster in pool_clusters(config) {
         if let Some(balancer) = &balancer {
             cluster["load_balancing_policy"] = balancer.clone();
+        }
+        let endpoints = cluster.pointer_mut("/load_assignment/endpoints/0/lb_endpoints").and_then(Value::as_array_mut);
+        for (endpoint, weight) in endpoints.into_iter().flatten().zip(weights) {
+            endpoint["load_balancing_weight"] = (*weight).into();
         }
         // In our own set-up the prober and the filter see to this.
         cluster["outlier_detection"] = json!({});
@@ -80,4 +89,22 @@ pub(super) async fn version(program: &Path) -> Result<String> {
         .find(|part| part.starts_with(|c: char| c.is_ascii_digit()) && part.contains('.'))
         .map(str::to_owned)
         .context(text.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_have_the_weights_that_they_are_told() {
+        let cluster =
+            json!({"load_balancing_policy": {}, "load_assignment": {"endpoints": [{"lb_endpoints": [{}, {}]}]}});
+        let told = |weights: &[u32]| {
+            let mut config = json!({"static_resources": {"clusters": [cluster]}});
+            balance(Policy::LeastRequest, weights, &mut config);
+            config["static_resources"]["clusters"][0]["load_assignment"]["endpoints"][0]["lb_endpoints"].clone()
+        };
+        assert_eq!(told(&[]), json!([{}, {}]));
+        assert_eq!(told(&[490, 1_000]), json!([{"load_balancing_weight": 490}, {"load_balancing_weight": 1_000}]));
+    }
 }

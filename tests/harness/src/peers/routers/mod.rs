@@ -37,9 +37,22 @@ pub struct Router {
     pub how: &'static str,
     /// Whether it reads prompts or models, and so is to be compared by what it costs, too.
     pub llm_aware: bool,
-    /// Whether it runs when nobody says which.
-    pub by_default: bool,
+    /// Whether we told it by hand how fast each engine is: what an operator measures, writes down and keeps up to date.
+    pub told: bool,
+    /// In which scenarios it runs when nobody says who does.
+    pub when: When,
     kind: Kind,
+}
+
+/// In which scenarios a router runs when nobody says who does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// In all.
+    Always,
+    /// Where everybody takes part.
+    Everybody,
+    /// In none.
+    Asked,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,16 +61,8 @@ enum Kind {
     Ours,
     Envoy(envoy::Policy),
     Nginx,
-    /// HAProxy; `by_speed`: with weights and caps.
-    Haproxy {
-        /// Whether it is told how fast each engine is.
-        by_speed: bool,
-    },
-    Python {
-        package: &'static str,
-        command: &'static [&'static str],
-        policy: &'static str,
-    },
+    Haproxy,
+    Python { package: &'static str, command: &'static [&'static str], policy: &'static str },
     LiteLlm,
 }
 
@@ -66,9 +71,22 @@ const fn router(name: &'static str, kind: Kind, how: &'static str) -> Router {
         name,
         how,
         llm_aware: matches!(kind, Kind::Ours | Kind::Python { .. } | Kind::LiteLlm),
-        by_default: true,
+        told: false,
+        when: When::Everybody,
         kind,
     }
+}
+
+const fn always(router: Router) -> Router {
+    Router { when: When::Always, ..router }
+}
+
+const fn when_asked(router: Router) -> Router {
+    Router { when: When::Asked, ..router }
+}
+
+const fn told(router: Router) -> Router {
+    Router { told: true, ..router }
 }
 
 const fn python(name: &'static str, package: &'static str, policy: &'static str, how: &'static str) -> Router {
@@ -85,23 +103,28 @@ pub(crate) const OURS: &str = "weighbridge";
 /// The name of the control among [`ROUTERS`].
 pub(crate) const DIRECT: &str = "direct";
 
-/// All of them. Those of which a result is shown first, then other policies of the same programs.
-pub const ROUTERS: [Router; 16] = [
+/// All of them. Where everybody takes part, of each program all but what is known to be worse; elsewhere the best of each kind.
+pub const ROUTERS: [Router; 18] = [
     router(
         DIRECT,
         Kind::Direct,
         "no router: the load generator draws an engine for each request, in proportion to its speed",
     ),
-    router(
+    always(router(
         OURS,
         Kind::Ours,
         "everything as shipped: the filter in Envoy and the prober, which has measured the engines before",
-    ),
-    router(
+    )),
+    always(router(
         "envoy-least-request",
         Kind::Envoy(envoy::Policy::LeastRequest),
         "LEAST_REQUEST of two choices; health checks, outlier detection, and retries on another host",
-    ),
+    )),
+    told(router(
+        "envoy-least-request-weighted",
+        Kind::Envoy(envoy::Policy::LeastRequest),
+        "the same, told `load_balancing_weight` by the speed of each engine: with unequal weights it is a weighted round robin that least requests bend",
+    )),
     router(
         "envoy-ring-hash",
         Kind::Envoy(envoy::Policy::RingHash),
@@ -112,54 +135,65 @@ pub const ROUTERS: [Router; 16] = [
         Kind::Nginx,
         "`least_conn` in a zone that its workers share, `proxy_buffering off`, retries on another server",
     ),
+    told(router(
+        "nginx-weighted",
+        Kind::Nginx,
+        "the same, told `weight` by the speed of each engine, and `max_conns=32`, what an engine runs at once",
+    )),
     router(
         "haproxy",
-        Kind::Haproxy { by_speed: false },
+        Kind::Haproxy,
         "`balance leastconn`, `option http-no-delay`, a health check every 2 s, retries on another server",
     ),
-    router(
+    always(told(router(
         "haproxy-weighted",
-        Kind::Haproxy { by_speed: true },
-        "the same, told what it cannot know: `weight` by the speed of each engine, and `maxconn 32`, what an engine runs at once",
+        Kind::Haproxy,
+        "the same, told `weight` by the speed of each engine, and `maxconn 32`, what an engine runs at once",
+    ))),
+    always(python("sglang-router", "sglang-router", "cache_aware", "`--policy cache_aware`, a health check every 2 s")),
+    python(
+        "smg",
+        "smg",
+        "least_load",
+        "`--policy least_load`, asking engines for their load every second (10 s by default: half of a run), a health check every 2 s",
     ),
-    python("sglang-router", "sglang-router", "cache_aware", "`--policy cache_aware`, a health check every 2 s"),
-    python("smg", "smg", "least_load", "`--policy least_load`, a health check every 2 s"),
-    not_by_default(python("smg-cache-aware", "smg", "cache_aware", "`--policy cache_aware`, a health check every 2 s")),
+    python(
+        "smg-cache-aware",
+        "smg",
+        "cache_aware",
+        "`--policy cache_aware`, asking engines for their load every second, a health check every 2 s",
+    ),
     python("vllm-router", "vllm-router", "power_of_two", "`--policy power_of_two`, a health check every 2 s"),
     router("litellm", Kind::LiteLlm, "`routing_strategy: least-busy`, one worker (its counts are per process)"),
-    not_by_default(python(
+    when_asked(python(
         "vllm-router-cache-aware",
         "vllm-router",
         "cache_aware",
         "`--policy cache_aware`, a health check every 2 s",
     )),
-    not_by_default(python(
+    when_asked(python(
         "sglang-router-power-of-two",
         "sglang-router",
         "power_of_two",
         "`--policy power_of_two`, a health check every 2 s",
     )),
-    not_by_default(python(
+    when_asked(python(
         "smg-power-of-two",
         "smg",
         "power_of_two",
-        "`--policy power_of_two`, a health check every 2 s",
+        "`--policy power_of_two`, asking engines for their load every second, a health check every 2 s",
     )),
-    not_by_default(router(
+    when_asked(router(
         "envoy-round-robin",
         Kind::Envoy(envoy::Policy::RoundRobin),
         "ROUND_ROBIN; health checks, outlier detection, and retries on another host",
     )),
 ];
 
-const fn not_by_default(router: Router) -> Router {
-    Router { by_default: false, ..router }
-}
-
 /// What a router is started in front of.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// Name, address, and relative speed of each engine. Only the control looks at the speed.
+    /// Name, address, and relative speed of each engine. Only the control and those that are told look at the speed.
     pub engines: Vec<(String, SocketAddr, f64)>,
     /// What our prober has measured of these engines; `None`: it measures now.
     pub measured: Option<PathBuf>,
@@ -329,7 +363,7 @@ impl Router {
             Kind::Ours => artifacts::prober(),
             Kind::Envoy(_) => artifacts::envoy(),
             Kind::Nginx => on_path("nginx"),
-            Kind::Haproxy { .. } => on_path("haproxy"),
+            Kind::Haproxy => on_path("haproxy"),
             Kind::Python { package, .. } => python::program(package),
             Kind::LiteLlm => python::program("litellm"),
         }
@@ -345,7 +379,7 @@ impl Router {
             Kind::Direct => Ok(String::new()),
             Kind::Ours => Ok(super::commit().await),
             Kind::Envoy(_) => envoy::version(&program).await,
-            Kind::Nginx | Kind::Haproxy { .. } => proxies::version(&program).await,
+            Kind::Nginx | Kind::Haproxy => proxies::version(&program).await,
             Kind::Python { package, .. } => python::version(package),
             Kind::LiteLlm => python::version("litellm"),
         }
@@ -359,10 +393,10 @@ impl Router {
         let started = match self.kind {
             Kind::Direct => direct(setup),
             Kind::Ours => ours::start(setup).await,
-            Kind::Envoy(policy) => envoy::start(policy, setup).await,
-            Kind::Nginx => proxies::nginx(&self.program()?, setup).await,
-            Kind::Haproxy { by_speed } => proxies::haproxy(&self.program()?, setup, by_speed).await,
-            Kind::Python { command, policy, .. } => python::router(&self.program()?, command, policy, setup).await,
+            Kind::Envoy(policy) => envoy::start(policy, setup, self.told).await,
+            Kind::Nginx => proxies::nginx(&self.program()?, setup, self.told).await,
+            Kind::Haproxy => proxies::haproxy(&self.program()?, setup, self.told).await,
+            Kind::Python { package, command, policy } => python::router(package, command, policy, setup).await,
             Kind::LiteLlm => python::litellm(&self.program()?, setup).await,
         };
         started.with_context(|| format!("cannot start {}", self.name))
@@ -381,6 +415,12 @@ fn on_path(name: &str) -> Result<PathBuf> {
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     let found = std::env::split_paths(&path).chain(more).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.with_context(|| format!("no {name}: scripts/bench --install-peers installs it"))
+}
+
+/// Weights up to `most`, in proportion to the speeds of the engines.
+fn weights(setup: &Setup, most: f64) -> Vec<u32> {
+    let fastest = setup.engines.iter().map(|(_, _, speed)| *speed).fold(f64::MIN_POSITIVE, f64::max);
+    setup.engines.iter().map(|(_, _, speed)| (most * speed / fastest).round().max(1.0) as u32).collect()
 }
 
 /// A directory and a port for a program that is about to be started.

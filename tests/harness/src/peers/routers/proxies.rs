@@ -6,16 +6,18 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use tokio::process::Command;
 
-use super::{Front, Part, Running, Setup, WORKERS, answers, place, write};
+use super::{Front, Part, Running, Setup, WORKERS, answers, place, weights, write};
 use crate::child::ManagedChild;
 
 /// Requests that a simulated engine runs at once.
 const AT_ONCE: usize = 32;
+/// The largest weight that HAProxy takes.
+const MOST_WEIGHT: f64 = 256.0;
 
-pub(super) async fn nginx(program: &Path, setup: &Setup) -> Result<Running> {
+pub(super) async fn nginx(program: &Path, setup: &Setup, told: bool) -> Result<Running> {
     let (dir, port) = place()?;
     let user = Command::new("id").arg("-un").output().await?.stdout;
-    let text = nginx_config(setup, port.address(), dir.path(), String::from_utf8_lossy(&user).trim());
+    let text = nginx_config(setup, told, port.address(), dir.path(), String::from_utf8_lossy(&user).trim());
     let mut command = Command::new(program);
     command.arg("-p").arg(dir.path()).arg("-c").arg(write(dir.path(), "nginx.conf", &text)?);
     let mut child = ManagedChild::spawn("nginx", command, dir.path())?;
@@ -25,8 +27,14 @@ pub(super) async fn nginx(program: &Path, setup: &Setup) -> Result<Running> {
     Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port] })
 }
 
-fn nginx_config(setup: &Setup, listen: SocketAddr, dir: &Path, user: &str) -> String {
-    let servers: String = setup.engines.iter().map(|(_, address, _)| format!("    server {address};\n")).collect();
+fn nginx_config(setup: &Setup, told: bool, listen: SocketAddr, dir: &Path, user: &str) -> String {
+    let engines = setup.engines.iter().zip(weights(setup, MOST_WEIGHT));
+    let servers: String = engines
+        .map(|((_, address, _), weight)| {
+            let told = if told { format!(" weight={weight} max_conns={AT_ONCE}") } else { String::new() };
+            format!("    server {address}{told};\n")
+        })
+        .collect();
     let dir = dir.display();
     format!(
         "daemon off;
@@ -66,9 +74,9 @@ http {{
     )
 }
 
-pub(super) async fn haproxy(program: &Path, setup: &Setup, by_speed: bool) -> Result<Running> {
+pub(super) async fn haproxy(program: &Path, setup: &Setup, told: bool) -> Result<Running> {
     let (dir, port) = place()?;
-    let text = haproxy_config(setup, port.address(), by_speed);
+    let text = haproxy_config(setup, told, port.address());
     let mut command = Command::new(program);
     command.arg("-db").arg("-f").arg(write(dir.path(), "haproxy.cfg", &text)?);
     let mut child = ManagedChild::spawn("haproxy", command, dir.path())?;
@@ -77,17 +85,13 @@ pub(super) async fn haproxy(program: &Path, setup: &Setup, by_speed: bool) -> Re
     Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port] })
 }
 
-fn haproxy_config(setup: &Setup, listen: SocketAddr, by_speed: bool) -> String {
-    let fastest = setup.engines.iter().map(|(_, _, speed)| *speed).fold(f64::MIN_POSITIVE, f64::max);
-    let told = |speed: f64| match by_speed {
-        // The largest weight is 256.
-        true => format!(" weight {:.0} maxconn {AT_ONCE}", (256.0 * speed / fastest).max(1.0)),
-        false => String::new(),
-    };
-    let servers: String = setup
-        .engines
-        .iter()
-        .map(|(name, address, speed)| format!("  server {name} {address} check inter 2s{}\n", told(*speed)))
+fn haproxy_config(setup: &Setup, told: bool, listen: SocketAddr) -> String {
+    let engines = setup.engines.iter().zip(weights(setup, MOST_WEIGHT));
+    let servers: String = engines
+        .map(|((name, address, _), weight)| {
+            let told = if told { format!(" weight {weight} maxconn {AT_ONCE}") } else { String::new() };
+            format!("  server {name} {address} check inter 2s{told}\n")
+        })
         .collect();
     format!(
         "global
@@ -142,8 +146,8 @@ mod tests {
     #[test]
     fn both_name_every_engine_and_hold_back_no_token() {
         let listen = SocketAddr::from(([127, 0, 0, 1], 10));
-        let nginx = nginx_config(&setup(), listen, Path::new("/somewhere"), "somebody");
-        let haproxy = haproxy_config(&setup(), listen, false);
+        let nginx = nginx_config(&setup(), false, listen, Path::new("/somewhere"), "somebody");
+        let haproxy = haproxy_config(&setup(), false, listen);
         for wanted in [
             "server 127.0.0.1:11;",
             "server 127.0.0.1:12;",
@@ -159,7 +163,16 @@ mod tests {
         {
             assert!(haproxy.contains(wanted), "{wanted}: {haproxy}");
         }
-        let weighted = haproxy_config(&setup(), listen, true);
+    }
+
+    #[test]
+    fn both_are_told_speeds_and_caps() {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 10));
+        let weighted = nginx_config(&setup(), true, listen, Path::new("/somewhere"), "somebody");
+        for line in ["server 127.0.0.1:11 weight=64 max_conns=32;", "server 127.0.0.1:12 weight=256 max_conns=32;"] {
+            assert!(weighted.contains(line), "{line}: {weighted}");
+        }
+        let weighted = haproxy_config(&setup(), true, listen);
         for (server, weight) in [("server a 127.0.0.1:11 ", 64), ("server b 127.0.0.1:12 ", 256)] {
             let line = weighted.lines().find(|line| line.contains(server)).unwrap();
             assert!(line.ends_with(&format!(" weight {weight} maxconn 32")), "{line}");

@@ -16,6 +16,9 @@ use crate::workload::MODEL;
 /// LiteLLM takes no requests without a key. It guards nothing: everything listens on loopback only.
 const LITELLM_KEY: &str = "sk-weighbridge-benchmark";
 
+/// The package that asks engines for their load.
+const SMG: &str = "smg";
+
 fn environment(package: &str) -> PathBuf {
     artifacts::root().join(".tools/peers").join(package)
 }
@@ -42,21 +45,37 @@ pub(super) fn version(package: &str) -> Result<String> {
 }
 
 /// sglang-router, smg and vllm-router: one family, with the same options.
-pub(super) async fn router(program: &Path, words: &[&str], policy: &str, setup: &Setup) -> Result<Running> {
+pub(super) async fn router(package: &str, words: &[&str], policy: &str, setup: &Setup) -> Result<Running> {
+    let program = program(package)?;
     let (dir, port) = place()?;
     let metrics = ReservedPort::any()?;
-    let mut command = Command::new(program);
-    command.current_dir(dir.path()).args(arguments(words, policy, setup, port.address(), metrics.address()));
+    let mut command = Command::new(&program);
+    command.current_dir(dir.path()).args(arguments(package, words, policy, setup, port.address(), metrics.address()));
     let mut child = ManagedChild::spawn("router", command, dir.path())?;
     // It serves before it has asked all engines who they are; the split would be an artefact.
     let engines = setup.engines.len();
     let all = move |answer: &Value| answer["healthy_workers"].as_u64() == Some(engines as u64);
     answers(&mut child, port.address(), "/readiness", all).await?;
+    if package == SMG {
+        // Before it has asked once, it takes all engines for equally fast and idle.
+        let asked = move |answer: &Value| {
+            let workers = answer["workers"].as_array().map_or(&[][..], Vec::as_slice);
+            workers.iter().filter(|worker| worker["engine_load"].is_object()).count() == engines
+        };
+        answers(&mut child, port.address(), "/workers", asked).await?;
+    }
     let front = Front::one(port.address());
     Ok(Running { front, parts: vec![("router", Part::Child(Box::new(child)))], _dir: dir, _ports: vec![port, metrics] })
 }
 
-fn arguments(words: &[&str], policy: &str, setup: &Setup, listen: SocketAddr, metrics: SocketAddr) -> Vec<String> {
+fn arguments(
+    package: &str,
+    words: &[&str],
+    policy: &str,
+    setup: &Setup,
+    listen: SocketAddr,
+    metrics: SocketAddr,
+) -> Vec<String> {
     let mut arguments: Vec<String> = words.iter().map(ToString::to_string).collect();
     arguments.push("--worker-urls".into());
     arguments.extend(setup.engines.iter().map(|(_, address, _)| format!("http://{address}")));
@@ -69,6 +88,9 @@ fn arguments(words: &[&str], policy: &str, setup: &Setup, listen: SocketAddr, me
         ("--health-check-interval-secs", "2".to_owned()),
     ] {
         arguments.extend([option.to_owned(), value]);
+    }
+    if package == SMG {
+        arguments.extend(["--load-monitor-interval", "1"].map(str::to_owned));
     }
     arguments
 }
@@ -116,9 +138,12 @@ mod tests {
             measured: None,
             pool: serde_json::Value::Null,
         };
-        let line = arguments(&["launch"], "cache_aware", &setup, at(10), at(20)).join(" ");
+        let line = arguments("sglang-router", &["launch"], "cache_aware", &setup, at(10), at(20)).join(" ");
         let begins = "launch --worker-urls http://127.0.0.1:11 http://127.0.0.1:12 --policy cache_aware --host 127.0.0.1 --port 10";
         assert!(line.starts_with(begins), "{line}");
+        assert!(!line.contains("load-monitor"), "{line}");
+        let line = arguments(SMG, &["launch"], "least_load", &setup, at(10), at(20)).join(" ");
+        assert!(line.ends_with(" --load-monitor-interval 1"), "{line}");
         let config = litellm_config(&setup);
         let bases: Vec<_> = (0..2).map(|nth| config["model_list"][nth]["litellm_params"]["api_base"].clone()).collect();
         assert_eq!(bases, ["http://127.0.0.1:11/v1", "http://127.0.0.1:12/v1"]);
