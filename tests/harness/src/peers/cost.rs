@@ -107,6 +107,7 @@ fn summary(router: &str, size: &str, turns: &[Turn]) -> Cost {
     let totals: Vec<f64> = turns.iter().map(total).collect();
     let parts = turns.first().map(|turn| turn.cpu_us.keys().copied().collect::<Vec<_>>()).unwrap_or_default();
     Cost {
+        command: 0,
         router: router.to_owned(),
         size: size.to_owned(),
         cpu_us: parts.into_iter().map(|part| (part.to_owned(), median(&|turn| turn.cpu_us[part]))).collect(),

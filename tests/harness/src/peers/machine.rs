@@ -18,8 +18,6 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// The kernel's release.
     pub kernel: String,
-    /// Load averages over 1, 5 and 15 minutes before the beginning: what else was going on.
-    pub load_before: String,
 }
 
 impl Machine {
@@ -38,8 +36,27 @@ impl Machine {
             cpu: field(&read("/proc/cpuinfo"), "model name"),
             memory_bytes: kilobytes * 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            load_before: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
         }
+    }
+}
+
+/// Load averages over 1, 5 and 15 minutes: what else is going on.
+#[must_use]
+pub fn load_averages() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether what is checked out now came after this commit, or is it; so, too, where nobody can say.
+pub async fn came_after(commit: &str) -> bool {
+    let commit = commit.trim_end_matches('+');
+    let mut git = Command::new("git");
+    git.current_dir(artifacts::root()).args(["merge-base", "--is-ancestor", commit, "HEAD"]);
+    // 1: it is no ancestor; 128: it does not exist, or there is no repository.
+    let known = Command::new("git").current_dir(artifacts::root()).args(["rev-parse", "HEAD"]).output().await;
+    match (known, git.output().await) {
+        (Ok(head), Ok(asked)) if head.status.success() => asked.status.success(),
+        _ => true,
     }
 }
 

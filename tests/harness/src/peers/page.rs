@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::cost::SIZES;
 use super::figures::{Cell, DISTURBED_LATE_MS, Quantiles, Round};
-use super::results::{Cost, Results};
+use super::results::{CommandInfo, Cost, Results};
 use super::routers::{DIRECT, OURS, Router};
 
 /// The scenario by which routers are compared first.
@@ -20,7 +20,13 @@ pub fn page(results: &Results) -> String {
     for scenario in &results.scenarios {
         let _ = writeln!(text, "\n## {}: {}\n", scenario.name, scenario.what);
         let rounds = if scenario.rounds == 1 { "one round".to_owned() } else { format!("{} rounds", scenario.rounds) };
-        let _ = write!(text, "{:.1} requests/s, {rounds}.", scenario.per_second);
+        if let Some(CommandInfo { span, seed, .. }) = results.commands.get(scenario.command) {
+            let _ = write!(
+                text,
+                "{:.1} requests/s; {rounds} of {:.0} s after {:.0} s of warm-up, seed {seed}.",
+                scenario.per_second, span.measured_s, span.warm_up_s
+            );
+        }
         if let (Some(asked), Some(most)) = (scenario.prompt_tokens_per_s, scenario.prefill_tokens_per_s) {
             let share = 100.0 * asked / most;
             let _ = write!(
@@ -56,13 +62,13 @@ scripts/bench peers --json docs/benchmarks.json
 scripts/bench peers-page
 ```
 
-| | |
-|---|---|
-| command | `{}` |
-| commit | {} |
-| day | {} |
-| machine | {} cores ({}), {:.0} GiB, Linux {} |
-| load average before | {} |
+With `--append`, what is measured takes the place of what the file has of the same scenarios, and the rest stays.
+
+Machine: {} cores ({}), {:.0} GiB, Linux {}.
+
+| command | measured | commit | day | load average before |
+|---|---|---|---|---|
+{}
 
 Engines: four processes of the engine simulator, with 980, 479, 240 and 240 output tokens/s at 16 requests (curves over 1, 8, 16
 and 32 requests: 106/688/980/1,440; 94/400/479/465; 60/200/240/235 twice), at most 32 requests at once, prefix cache on,
@@ -70,25 +76,53 @@ prefill 6,000 tokens/s for each prompt, beside the others (a prompt that is bein
 prompt after the other. They are started anew before every run. Load of 100 % is the sum of the four at 16 requests; the most they can give is 1.24 times that.
 
 Requests: a Poisson stream that waits for nobody; 60 % are the next turn of a conversation, 40 % single prompts of 100 to 4,000 tokens
-(log-uniform); answers of 64 tokens on average; all streamed, with usage. Each run has {:.0} s of warm-up and {:.0} s that count. The
-seed is {}. Router, engines and load generator share the machine's cores.
+(log-uniform); answers of 64 tokens on average; all streamed, with usage. Router, engines and load generator share the machine's
+cores.
 ",
-        results.command,
-        results.commit,
-        results.date,
         machine.cores,
         machine.cpu,
         machine.memory_bytes as f64 / f64::from(1 << 30),
         machine.kernel,
-        machine.load_before,
-        results.span.warm_up_s,
-        results.span.measured_s,
-        results.seed,
+        (0..results.commands.len()).map(|at| command(results, at)).collect::<Vec<_>>().join("\n"),
     );
-    if let Some(remark) = &results.remark {
-        let _ = writeln!(text, "\n{remark}");
+    for (at, info) in results.commands.iter().enumerate() {
+        of_command(text, results, at, info);
     }
-    for (lanes, endpoints) in results.measured.iter().filter(|(_, endpoints)| !endpoints.is_empty()) {
+}
+
+/// A command's row.
+fn command(results: &Results, at: usize) -> String {
+    let info = &results.commands[at];
+    format!(
+        "| `{}` | {} | {} | {} | {} |",
+        info.command,
+        measured(results, at),
+        info.commit,
+        info.date,
+        info.load_before
+    )
+}
+
+/// What a command measured that is on the page.
+fn measured(results: &Results, at: usize) -> String {
+    let scenarios = results.scenarios.iter().filter(|scenario| scenario.command == at);
+    let mut names: Vec<&str> = scenarios.map(|scenario| scenario.name.as_str()).collect();
+    if results.costs.iter().any(|cost| cost.command == at) {
+        names.push("cost");
+    }
+    names.join(", ")
+}
+
+/// What else is to be known of a command.
+fn of_command(text: &mut String, results: &Results, at: usize, info: &CommandInfo) {
+    let of = match results.commands.len() {
+        1 => String::new(),
+        _ => format!("{}: ", measured(results, at)),
+    };
+    if let Some(remark) = &info.remark {
+        let _ = writeln!(text, "\n{of}{remark}");
+    }
+    for (lanes, endpoints) in info.measured.iter().filter(|(_, endpoints)| !endpoints.is_empty()) {
         let each: Vec<String> = endpoints
             .iter()
             .map(|one| {
@@ -98,11 +132,11 @@ seed is {}. Router, engines and load generator share the machine's cores.
                 )
             })
             .collect();
-        let of = if *lanes == 1 { " (of engines that prefill one prompt at a time)" } else { "" };
-        let _ = writeln!(text, "\nThe prober measured beforehand{of}: {}.", each.join("; "));
+        let kind = if *lanes == 1 { " (engines that prefill one prompt at a time)" } else { "" };
+        let _ = writeln!(text, "\n{of}The prober measured beforehand{kind}: {}.", each.join("; "));
     }
-    for (name, why) in &results.left_out {
-        let _ = writeln!(text, "\nLeft out: {name} ({why}).");
+    for (name, why) in &info.left_out {
+        let _ = writeln!(text, "\n{of}Left out: {name} ({why}).");
     }
 }
 
@@ -206,7 +240,7 @@ fn cost<'a>(results: &'a Results, size: &str, router: &str) -> Option<&'a Cost> 
 
 /// The least of the others that read prompts.
 fn best_cost<'a>(results: &'a Results, size: &str) -> Option<&'a Cost> {
-    let aware = |name: &str| results.routers.iter().any(|router| router.name == name && router.llm_aware);
+    let aware = |name: &str| results.routers().iter().any(|router| router.name == name && router.llm_aware);
     let others = results.costs.iter().filter(|cost| cost.size == size && cost.router != OURS && aware(&cost.router));
     others.min_by(|one, other| one.total_us[0].total_cmp(&other.total_us[0]))
 }
@@ -357,11 +391,13 @@ fn costs(text: &mut String, results: &Results) {
         "| | {} |\n|---|---|---|---|",
         sizes.iter().map(|size| format!("{size}, us")).collect::<Vec<_>>().join(" | ")
     );
-    for router in &results.routers {
+    let mut named: Vec<&str> = results.routers().iter().map(|router| router.name.as_str()).collect();
+    named.dedup();
+    for router in named {
         let cells: Vec<String> = sizes
             .iter()
             .filter_map(|size| {
-                let cost = cost(results, size, &router.name)?;
+                let cost = cost(results, size, router)?;
                 let [median, least, greatest] = cost.total_us;
                 let of = if cost.cpu_us.len() > 1 {
                     format!("; {}", parts(cost.cpu_us.iter().map(|(part, us)| (part.as_str(), format!("{us:.0}")))))
@@ -372,7 +408,7 @@ fn costs(text: &mut String, results: &Results) {
             })
             .collect();
         if !cells.is_empty() {
-            let _ = writeln!(text, "| {} | {} |", router.name, cells.join(" | "));
+            let _ = writeln!(text, "| {router} | {} |", cells.join(" | "));
         }
     }
 }
@@ -420,11 +456,11 @@ fn noise(text: &mut String, results: &Results) {
 fn routers(text: &mut String, results: &Results) {
     let _ = writeln!(
         text,
-        "\n## Who took part\n\nCPU: per streamed request of 500 tokens in and 64 out, five a second. Whoever would need more than a third of the \
+        "\n## Who took part\n\nCPU: per streamed request of 500 tokens in and 64 out, 25 a second, tried beforehand. Whoever would need more than a third of the \
          machine's cores at a scenario's rate is not measured there: what it would wait for is the machine.\n\n\
          | | version | CPU, ms | told by hand | how |\n|---|---|---|---|---|"
     );
-    for router in &results.routers {
+    for router in results.routers() {
         let version = if router.version.is_empty() { "-" } else { &router.version };
         let cpu = router.cpu_ms.map_or("-".to_owned(), |ms| format!("{ms:.1}"));
         let told = if router.told { "yes" } else { "no" };

@@ -1,4 +1,4 @@
-//! What a streamed request costs a router at light load: whether this machine can show at all what it does at a higher one.
+//! What a streamed request costs a router: whether this machine can show at all how it balances.
 
 use std::time::Duration;
 
@@ -14,9 +14,10 @@ use crate::load::Call;
 use crate::workload::{MODEL, prose};
 
 /// Requests that are not looked at: programs load what they need when they need it.
-const FIRST: usize = 5;
-const REQUESTS: usize = 20;
-const GAP: Duration = Duration::from_millis(200);
+const FIRST: usize = 10;
+const REQUESTS: usize = 50;
+/// As many a second as in the scenarios, about: the fewer streams, the more a token costs, as it comes alone.
+const GAP: Duration = Duration::from_millis(40);
 const PROMPT_TOKENS: usize = 500;
 const OUTPUT_TOKENS: u32 = 64;
 /// The share of the machine's cores that a router may ask for alone. It shares them with the engines, with the load generator
@@ -24,7 +25,7 @@ const OUTPUT_TOKENS: u32 = 64;
 /// balances.
 const MOST_SHARE: f64 = 1.0 / 3.0;
 
-/// CPU seconds of the router per streamed request of 500 tokens in and 64 out, five a second.
+/// CPU seconds of the router per streamed request of 500 tokens in and 64 out, 25 a second.
 ///
 /// # Errors
 /// When a request is not answered, or the router has ended.

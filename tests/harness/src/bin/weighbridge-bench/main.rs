@@ -79,7 +79,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Chaos(options) => chaos::run(&options).await,
         Command::Soak(options) => chaos::soak(&options).await,
         Command::Peers(options) => peers::run(&options).await,
-        Command::PeersPage(options) => peers::page(&options),
+        Command::PeersPage(options) => peers::page(&options).await,
         Command::Engine(options) => harness::engine_sim::cli::serve(options).await,
     }
 }

@@ -1,14 +1,14 @@
 //! Weighbridge beside what people use instead, on the wire; and the page about it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use harness::artifacts;
 use harness::peers::{
-    self, Cell, Engines, Machine, Measured, MeasuredEndpoint, ROUTERS, Results, Router, RouterInfo, Run, SCENARIOS,
-    Scenario, ScenarioInfo, Setup, Span, When,
+    self, Cell, CommandInfo, Engines, Machine, Measured, MeasuredEndpoint, ROUTERS, Results, Router, RouterInfo, Run,
+    SCENARIOS, Scenario, ScenarioInfo, Setup, Span, When,
 };
 
 use serde_json::Value;
@@ -20,7 +20,8 @@ const COST: &str = "cost";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Only these routers.
+    /// Only these routers, in all scenarios; by default all that are not policies known to be worse in load86, and the best of each
+    /// kind elsewhere.
     #[arg(long, value_name = "ROUTER", value_delimiter = ',', value_parser = router)]
     only: Vec<Router>,
     /// Only these scenarios: load86, load50, load120, noreuse, slow, killed, serial; or cost, the CPU per request by size of the body.
@@ -30,7 +31,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 15.0)]
     seconds: f64,
     /// Seconds before that, in which caches and batches fill.
-    #[arg(long, default_value_t = 6.0)]
+    #[arg(long, default_value_t = 5.0)]
     warm_up: f64,
     /// Rounds of every scenario, each router once in each; 2 of load86 and one of the others by default.
     #[arg(long)]
@@ -50,6 +51,9 @@ pub(crate) struct Options {
     /// Also writes the results to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// What that file has of other scenarios stays there: a long campaign can be run scenario by scenario.
+    #[arg(long, requires = "json")]
+    append: bool,
     /// Also keeps Envoy's access logs, with the decisions, in this directory.
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
@@ -111,26 +115,27 @@ impl Options {
 
 pub(crate) async fn run(options: &Options) -> Result<()> {
     ensure!(options.seconds > 0.0 && options.warm_up >= 0.0, "--seconds must be above 0, and --warm-up at least 0");
-    let machine = Machine::here();
+    let load_before = peers::load_averages();
     let (routers, left_out) = installed(options);
     ensure!(!routers.is_empty(), "no router is left: {left_out:?}");
-    let mut results = Results {
+    let earlier = match (&options.json, options.append) {
+        (Some(path), true) if path.exists() => Some(read(path).with_context(|| format!("--json {}", path.display()))?),
+        _ => None,
+    };
+    let mut info = CommandInfo {
         command: command(),
         commit: peers::commit().await,
-        remark: options.remark.clone(),
-        machine,
         date: today().await?,
+        load_before,
+        remark: options.remark.clone(),
         span: options.span(),
         seed: options.seed,
         routers: Vec::new(),
         left_out,
         measured: BTreeMap::new(),
-        scenarios: Vec::new(),
-        cells: Vec::new(),
-        costs: Vec::new(),
     };
     for router in &routers {
-        results.routers.push(RouterInfo {
+        info.routers.push(RouterInfo {
             name: router.name.into(),
             how: router.how.into(),
             version: router.version().await?,
@@ -139,21 +144,54 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
             cpu_ms: None,
         });
     }
+    let machine = Machine::here();
+    let results =
+        Results { machine, commands: Vec::new(), scenarios: Vec::new(), cells: Vec::new(), costs: Vec::new() };
+    let mut taken = Taken { earlier, info, results };
+    // What cannot be kept is said before it is measured.
+    taken.all()?;
     let scenarios = options.scenarios();
     if !scenarios.is_empty() {
-        compare(options, &scenarios, &routers, &mut results).await?;
+        compare(options, &scenarios, &routers, &mut taken).await?;
     }
     if options.wants_cost() {
-        costs(options, &routers, &mut results).await?;
+        costs(options, &routers, &mut taken).await?;
+        taken.save(options)?;
     }
-    save(options, &results)?;
-    output::result("peers", &[serde_json::to_value(&results)?]);
+    output::result("peers", &[serde_json::to_value(taken.own())?]);
     Ok(())
 }
 
-fn save(options: &Options, results: &Results) -> Result<()> {
-    let Some(path) = &options.json else { return Ok(()) };
-    std::fs::write(path, results.to_json()?).with_context(|| format!("--json {}", path.display()))
+/// What has been measured so far.
+struct Taken {
+    /// What the file had.
+    earlier: Option<Results>,
+    info: CommandInfo,
+    /// Without the command.
+    results: Results,
+}
+
+impl Taken {
+    /// What this command has measured.
+    fn own(&self) -> Results {
+        Results { commands: vec![self.info.clone()], ..self.results.clone() }
+    }
+
+    fn all(&self) -> Result<Results> {
+        match self.earlier.clone() {
+            Some(earlier) => Ok(earlier.then(self.own())?),
+            None => Ok(self.own()),
+        }
+    }
+
+    fn save(&self, options: &Options) -> Result<()> {
+        let Some(path) = &options.json else { return Ok(()) };
+        std::fs::write(path, self.all()?.to_json()?).with_context(|| format!("--json {}", path.display()))
+    }
+}
+
+fn read(path: &Path) -> Result<Results> {
+    Ok(serde_json::from_str(&std::fs::read_to_string(path)?)?)
 }
 
 /// Those that are there; and of the others, why they are not.
@@ -216,7 +254,7 @@ impl Fleet {
     }
 }
 
-async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], results: &mut Results) -> Result<()> {
+async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], taken: &mut Taken) -> Result<()> {
     let (mut fleet, mut tried): (Option<Fleet>, bool) = (None, false);
     for scenario in scenarios {
         let fleet = match &mut fleet {
@@ -225,22 +263,26 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
                 // The engines before these have ended by then: they would use CPU, if little.
                 drop(other.take());
                 let started = Fleet::start(options, scenario.prefill_lanes, routers).await?;
-                results.measured.insert(started.lanes, started.measured()?);
+                taken.info.measured.insert(started.lanes, started.measured()?);
                 other.insert(started)
             }
         };
         if !tried {
             tried = true;
-            trials(fleet, results).await?;
+            trials(fleet, taken).await?;
         }
         let mut not_measured = BTreeMap::new();
         let routers: Vec<Router> = routers
             .iter()
-            .filter(|router| takes_part(options, scenario, router) && results.left_out.get(router.name).is_none())
+            .filter(|router| takes_part(options, scenario, router) && !taken.info.left_out.contains_key(router.name))
             .filter(|router| {
-                let cpu_ms = results.routers.iter().find(|info| info.name == router.name).and_then(|info| info.cpu_ms);
-                let why =
-                    peers::asks_too_much(cpu_ms.unwrap_or(0.0) / 1e3, scenario.per_second(), results.machine.cores);
+                let cpu_ms =
+                    taken.info.routers.iter().find(|info| info.name == router.name).and_then(|info| info.cpu_ms);
+                let why = peers::asks_too_much(
+                    cpu_ms.unwrap_or(0.0) / 1e3,
+                    scenario.per_second(),
+                    taken.results.machine.cores,
+                );
                 why.map(|why| not_measured.insert(router.name.to_owned(), why)).is_none()
             })
             .copied()
@@ -264,7 +306,8 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
                 runs.entry(place).or_default().push(run);
             }
         }
-        results.scenarios.push(ScenarioInfo {
+        taken.results.scenarios.push(ScenarioInfo {
+            command: 0,
             name: scenario.name.into(),
             what: scenario.what.into(),
             per_second: scenario.per_second(),
@@ -277,9 +320,9 @@ async fn compare(options: &Options, scenarios: &[Scenario], routers: &[Router], 
             runs.iter().map(|(place, runs)| Cell::of(scenario.name, routers[*place].name, runs)).collect();
         println!("\n{}: {}, {:.1} requests/s", scenario.name, scenario.what, scenario.per_second());
         output::table(&COLUMNS, &cells.iter().map(row).collect::<Vec<_>>());
-        results.cells.extend(cells);
+        taken.results.cells.extend(cells);
         // All of it takes long; what is there is not lost when somebody ends it.
-        save(options, results)?;
+        taken.save(options)?;
     }
     Ok(())
 }
@@ -292,11 +335,18 @@ fn takes_part(options: &Options, scenario: &Scenario, router: &Router) -> bool {
     }
 }
 
-/// What a request costs each of the routers at light load. Whoever does not serve it is left out, unless it is ours.
-async fn trials(fleet: &mut Fleet, results: &mut Results) -> Result<()> {
-    for info in &mut results.routers {
+/// What a request costs each of the routers. Whoever does not serve it is left out, unless it is ours.
+async fn trials(fleet: &mut Fleet, taken: &mut Taken) -> Result<()> {
+    let Taken { earlier, info: command, .. } = taken;
+    let earlier = earlier.as_ref().map(Results::routers).unwrap_or_default();
+    for info in &mut command.routers {
         let router = Router::named(&info.name).context("a router that nobody knows")?;
         if router.is_control() {
+            continue;
+        }
+        let known = earlier.iter().find(|known| known.is_same(info)).and_then(|known| known.cpu_ms);
+        if known.is_some() {
+            info.cpu_ms = known;
             continue;
         }
         match tried(&router, fleet).await {
@@ -308,11 +358,11 @@ async fn trials(fleet: &mut Fleet, results: &mut Results) -> Result<()> {
             Err(error) => {
                 eprintln!("left out: {}: {error:#}", info.name);
                 let why = format!("{error:#}").lines().next().unwrap_or_default().to_owned();
-                results.left_out.insert(info.name.clone(), format!("does not serve: {why}"));
+                command.left_out.insert(info.name.clone(), format!("does not serve: {why}"));
             }
         }
     }
-    results.routers.retain(|info| !results.left_out.contains_key(&info.name));
+    command.routers.retain(|info| !command.left_out.contains_key(&info.name));
     Ok(())
 }
 
@@ -347,20 +397,21 @@ async fn one(
     Ok(run)
 }
 
-async fn costs(options: &Options, routers: &[Router], results: &mut Results) -> Result<()> {
+async fn costs(options: &Options, routers: &[Router], taken: &mut Taken) -> Result<()> {
     let engines = Engines::instant(&std::env::current_exe()?, 4).await?;
     let setup = Setup { engines: engines.members(), measured: None, pool: options.pool.clone() };
     let mut running = Vec::new();
     let wanted = |router: &&Router| router.llm_aware || router.name == "envoy-least-request";
-    for router in routers.iter().filter(wanted).filter(|router| !results.left_out.contains_key(router.name)) {
+    for router in routers.iter().filter(wanted).filter(|router| !taken.info.left_out.contains_key(router.name)) {
         running.push((router.name, router.start(&setup).await?));
     }
-    let (turn, rounds) = if options.quick { (0.2, 1) } else { (1.0, 5) };
-    results.costs = peers::cost(&mut running, Duration::from_secs_f64(turn), rounds).await?;
+    let (turn, rounds) = if options.quick { (0.2, 1) } else { (0.7, 5) };
+    taken.results.costs = peers::cost(&mut running, Duration::from_secs_f64(turn), rounds).await?;
     for (_, router) in running {
         router.stop().await?;
     }
-    let rows: Vec<Vec<String>> = results
+    let rows: Vec<Vec<String>> = taken
+        .results
         .costs
         .iter()
         .map(|cost| {
@@ -443,11 +494,14 @@ pub(crate) struct PageOptions {
     to: PathBuf,
 }
 
-pub(crate) fn page(options: &PageOptions) -> Result<()> {
+pub(crate) async fn page(options: &PageOptions) -> Result<()> {
     let root = artifacts::root();
     let from = root.join(&options.from);
-    let text = std::fs::read_to_string(&from).with_context(|| format!("--from {}", from.display()))?;
-    let results: Results = serde_json::from_str(&text).with_context(|| format!("--from {}", from.display()))?;
+    let results = read(&from).with_context(|| format!("--from {}", from.display()))?;
+    for CommandInfo { command, commit, .. } in &results.commands {
+        let known = peers::came_after(commit).await;
+        ensure!(known, "{command}: of commit {commit}, from which nothing here comes: measure it again");
+    }
     let to = root.join(&options.to);
     std::fs::write(&to, peers::page::page(&results)).with_context(|| format!("--to {}", to.display()))
 }

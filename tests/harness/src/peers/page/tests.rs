@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::peers::{Machine, RouterInfo, ScenarioInfo, Span};
+use crate::peers::{CommandInfo, Machine, RouterInfo, ScenarioInfo, Span};
 
 /// A cell of the main scenario with these 99th percentiles: TPOT in ms, and how late requests were sent in each round.
 fn cell(router: &str, tpot_ms: f64, late_ms: &[f64]) -> Cell {
@@ -25,6 +25,7 @@ fn results(cells: Vec<Cell>) -> Results {
         cpu_ms: Some(2.5),
     };
     let scenario = ScenarioInfo {
+        command: 0,
         name: MAIN.into(),
         what: "86 % load".into(),
         per_second: 26.0,
@@ -33,17 +34,21 @@ fn results(cells: Vec<Cell>) -> Results {
         prefill_tokens_per_s: Some(24_000.0),
         not_measured: BTreeMap::from([("litellm".into(), "needs 44 ms of CPU per request".into())]),
     };
-    Results {
+    let command = CommandInfo {
         command: "scripts/bench peers".into(),
         commit: "abc".into(),
         remark: None,
-        machine: Machine { cores: 2, cpu: "c".into(), memory_bytes: 1, kernel: "k".into(), load_before: "0.1".into() },
+        load_before: "0.1 0.2 0.3".into(),
         date: "2026-11-30".into(),
         span: Span { warm_up_s: 5.0, measured_s: 15.0 },
         seed: 1,
         routers: cells.iter().map(info).collect(),
         left_out: BTreeMap::new(),
         measured: BTreeMap::new(),
+    };
+    Results {
+        machine: Machine { cores: 2, cpu: "c".into(), memory_bytes: 1, kernel: "k".into() },
+        commands: vec![command],
         scenarios: vec![scenario],
         cells,
         costs: Vec::new(),
@@ -99,12 +104,21 @@ fn who_was_not_measured_is_named() {
 fn a_set_up_that_has_changed_since_is_marked() {
     let mut of_before = results(vec![cell("nginx", 80.0, &[1.0])]);
     assert!(!page(&of_before).contains("(set up otherwise today)"));
-    for info in infos(&mut of_before) {
-        info.how = "in another way".into();
-    }
+    of_before.commands[0].routers[0].how = "in another way".into();
     has(&page(&of_before), "| nginx | 1 | 2.5 | no | in another way (set up otherwise today) |");
 }
 
-fn infos(results: &mut Results) -> &mut Vec<RouterInfo> {
-    &mut results.routers
+#[test]
+fn every_command_has_its_own_row() {
+    let one = results(vec![cell(OURS, 40.0, &[1.0])]);
+    let mut other = results(vec![Cell { scenario: "load50".into(), ..cell(OURS, 30.0, &[1.0]) }]);
+    other.scenarios[0].name = "load50".into();
+    other.commands[0].command = "scripts/bench peers --scenario load50".into();
+    other.commands[0].remark = Some("Somebody else was there.".into());
+    other.commands[0].seed = 7;
+    let text = page(&one.then(other).unwrap());
+    has(&text, "| `scripts/bench peers` | load86 | abc | 2026-11-30 | 0.1 0.2 0.3 |");
+    has(&text, "| `scripts/bench peers --scenario load50` | load50 | abc | 2026-11-30 | 0.1 0.2 0.3 |");
+    has(&text, "load50: Somebody else was there.");
+    assert!(text.contains("warm-up, seed 1.") && text.contains("warm-up, seed 7."), "{text}");
 }

@@ -123,7 +123,7 @@ pub const ROUTERS: [Router; 18] = [
     told(router(
         "envoy-least-request-weighted",
         Kind::Envoy(envoy::Policy::LeastRequest),
-        "the same, told `load_balancing_weight` by the speed of each engine: with unequal weights it is a weighted round robin that least requests bend",
+        "as `envoy-least-request`, and told `load_balancing_weight` by the speed of each engine: with unequal weights it is a weighted round robin that least requests bend",
     )),
     router(
         "envoy-ring-hash",
@@ -138,7 +138,7 @@ pub const ROUTERS: [Router; 18] = [
     told(router(
         "nginx-weighted",
         Kind::Nginx,
-        "the same, told `weight` by the speed of each engine, and `max_conns=32`, what an engine runs at once",
+        "as `nginx`, and told `weight` by the speed of each engine, and `max_conns=32`, what an engine runs at once",
     )),
     router(
         "haproxy",
@@ -148,15 +148,15 @@ pub const ROUTERS: [Router; 18] = [
     always(told(router(
         "haproxy-weighted",
         Kind::Haproxy,
-        "the same, told `weight` by the speed of each engine, and `maxconn 32`, what an engine runs at once",
+        "as `haproxy`, and told `weight` by the speed of each engine, and `maxconn 32`, what an engine runs at once",
     ))),
     always(python("sglang-router", "sglang-router", "cache_aware", "`--policy cache_aware`, a health check every 2 s")),
-    python(
+    always(python(
         "smg",
         "smg",
         "least_load",
         "`--policy least_load`, asking engines for their load every second (10 s by default: half of a run), a health check every 2 s",
-    ),
+    )),
     python(
         "smg-cache-aware",
         "smg",
