@@ -57,7 +57,13 @@ pub(crate) fn log(context: u32) {
     let number = |path| host::property(path).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
     let outcome = outcome(number("response\0code"), number("response\0flags"), pushed_back);
     let (Some(outcome), Some(address)) = (outcome, host::property("upstream\0address")) else { return };
-    let known = request_id().is_some_and(|id| abi::any_stream(|stream| stream.attempt_failed(id, &address, outcome)));
+    let known = request_id().is_some_and(|id| {
+        let told = |at| abi::any_stream(|stream| stream.attempt_failed(id, &address, at, outcome));
+        // Whose id is not known yet is asked for it: those first whose attempt it most likely was.
+        told(true) || told(false)
+    });
+    // Back from the streams that were asked.
+    let _ = host::set_effective_context(context);
     if !known {
         let cluster = host::property("xds\0cluster_name").unwrap_or_default();
         vm::with(|vm| vm.attempt_failed(&cluster, &address, outcome, host::now_ms()));

@@ -92,7 +92,7 @@ impl Wanted {
             let spilled_from = (index != first).then(|| snapshot.pools.get(first)).flatten();
             let trial = self.try_pool(pool, wish, now_ms);
             let (ask, search) = (trial.ask, trial.search);
-            let known = || self.known(pool, ask, now_ms, spilled_from);
+            let known = || self.known(pool, ask, now_ms, spilled_from, context);
             match trial.verdict {
                 Verdict::Admitted(admitted) => {
                     let mut placed = Placed::new(Rc::clone(&snapshot), index, known(), admitted, search);
@@ -105,7 +105,10 @@ impl Wanted {
                     };
                 }
                 Verdict::Queued(queued) => {
-                    let waiting = Waiting::new(Rc::clone(&snapshot), index, known(), search, queued, context);
+                    // Once it goes on from a wait, its headers cannot be read any more.
+                    let id = attempts::are_logged().then(request_id).flatten();
+                    let known = Known { id, ..known() };
+                    let waiting = Waiting::new(Rc::clone(&snapshot), index, known, search, queued);
                     return match rename(pool, &self.request, self.body_size) {
                         Ok(()) => Ok(Becomes::Waiting(Box::new(waiting))),
                         Err(error) => {
@@ -139,7 +142,7 @@ impl Wanted {
         });
         let mut ask = need.ask(long_share);
         // A header costs a host call.
-        ask.id_hash = (pool.canary.is_some() || attempts::are_logged()).then(request_id).flatten();
+        ask.id_hash = pool.canary.is_some().then(request_id).flatten();
         ask.patience = Patience {
             max_wait_ms: wish.max_wait_ms.min(pool.admission.max_wait_ms),
             priority: wish.priority,
@@ -168,7 +171,7 @@ impl Wanted {
         !asked || snapshot.pools.get(index).is_some_and(is_adapter)
     }
 
-    fn known(&self, pool: &Pool, ask: Ask, now_ms: u64, spilled_from: Option<&Pool>) -> Known {
+    fn known(&self, pool: &Pool, ask: Ask, now_ms: u64, spilled_from: Option<&Pool>, context: u32) -> Known {
         let prompt = &self.request.prompt;
         Known {
             prompt_bytes: if prompt.token_ids == 0 && prompt.images == 0 { prompt.bytes } else { 0 },
@@ -177,6 +180,8 @@ impl Wanted {
             generates: self.shape.generates(),
             explain: self.explain,
             started_ms: now_ms,
+            context,
+            id: ask.id_hash,
             spilled_from: spilled_from.map(|pool| pool.name.as_str().into()),
             ask,
         }
@@ -237,12 +242,13 @@ fn look_up(pool: &Pool, shape: Shape, request: &Request, bytes_per_token: f64, n
         let before = request.previous_response.map_or(0, |_| RESPONSE_TOKENS);
         let prefix = |checkpoint: Checkpoint| Prefix {
             hash: checkpoint.hash,
+            group: checkpoint.group,
             tokens: before + (checkpoint.bytes as f64 / bytes_per_token) as u64,
         };
         // In place: they have the same size.
         prefixes = checkpoints.seeded(model).into_iter().map(prefix).collect();
         if let Some(hash) = request.previous_response {
-            prefixes.insert(0, Prefix { hash, tokens: before });
+            prefixes.insert(0, Prefix { hash, group: hash, tokens: before });
         }
     }
     vm::with(|vm| {

@@ -41,6 +41,10 @@ pub(crate) struct Known {
     /// Whether the client asked for the decision and may have it.
     pub(crate) explain: bool,
     pub(crate) started_ms: u64,
+    /// Its stream's context.
+    pub(crate) context: u32,
+    /// By what Envoy's log of attempts knows it; `None` where nobody has looked.
+    pub(crate) id: Option<u64>,
     /// The pool that was asked for, where this one takes what that one would have refused.
     pub(crate) spilled_from: Option<Box<str>>,
 }
@@ -273,7 +277,9 @@ impl Placed {
             vm::with(|vm| vm.stats.ttft(&pool.name, ttft_ms));
         }
         let charge = &mut self.admitted.charge;
-        if !end_of_stream
+        // Nothing is told of an answer that came in one piece: its end, which tells all, is the next that comes.
+        let is_whole = end_of_stream || self.watcher.as_ref().is_some_and(Watcher::is_whole);
+        if !is_whole
             && self.released_ms.is_none()
             && charge.prompt_tokens >= WORTH_TELLING_TOKENS
             && let Some(endpoint) = pool.endpoints.get(self.at)

@@ -220,10 +220,13 @@ impl Stream {
         Action::Continue
     }
 
-    /// An attempt at this address, of the request with this id, went wrong. Returns whether that is this stream's.
-    pub(crate) fn attempt_failed(&mut self, id: u64, address: &[u8], outcome: Outcome) -> bool {
+    /// An attempt at this address, of the request with this id, went wrong. Returns whether that is this stream's; `at` only where
+    /// its request is counted at that address.
+    pub(crate) fn attempt_failed(&mut self, id: u64, address: &[u8], at: bool, outcome: Outcome) -> bool {
         match &mut self.phase {
-            Phase::Placed(placed) => placed.is(id) && placed.attempt_failed(address, outcome),
+            Phase::Placed(placed) => {
+                (!at || placed.is_at(address)) && placed.is(id) && placed.attempt_failed(address, outcome)
+            }
             _ => false,
         }
     }

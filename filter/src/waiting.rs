@@ -38,18 +38,11 @@ pub(crate) enum Turn {
 }
 
 impl Waiting {
-    /// A request that has got its place in the queue. `context` is its stream's.
-    pub(crate) fn new(
-        snapshot: Rc<Snapshot>,
-        pool: usize,
-        known: Known,
-        search: Search,
-        queued: Queued,
-        context: u32,
-    ) -> Self {
+    /// A request that has got its place in the queue.
+    pub(crate) fn new(snapshot: Rc<Snapshot>, pool: usize, known: Known, search: Search, queued: Queued) -> Self {
         let waiting = Waiting { snapshot, pool, known, search, queued };
         if let Some(pool) = waiting.pool() {
-            vm::with(|vm| vm.seat(&pool.name, waiting.queued.ticket, context));
+            vm::with(|vm| vm.seat(&pool.name, waiting.queued.ticket, waiting.known.context));
         }
         waiting
     }

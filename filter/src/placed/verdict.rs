@@ -6,12 +6,22 @@ use weighbridge_routing::response::Watcher;
 use weighbridge_routing::snapshot::Endpoint;
 
 use super::Placed;
+use crate::place::request_id;
 use crate::{attempts, host, vm};
 
 impl Placed {
-    /// Whether this is the request with this id.
-    pub(crate) fn is(&self, id: u64) -> bool {
-        self.known.ask.id_hash == Some(id)
+    /// Whether the request is counted at the endpoint with this address.
+    pub(crate) fn is_at(&self, address: &[u8]) -> bool {
+        self.endpoint().is_some_and(|endpoint| endpoint.address.as_bytes() == address)
+    }
+
+    /// Whether this is the request with this id. Its own is read from its headers when it is asked for the first time, which is
+    /// seldom: an attempt must have failed. Its stream is the effective context then.
+    pub(crate) fn is(&mut self, id: u64) -> bool {
+        if self.known.id.is_none() && host::set_effective_context(self.known.context).is_ok() {
+            self.known.id = request_id();
+        }
+        self.known.id == Some(id)
     }
 
     /// One of its attempts went wrong at this address: its endpoint gets the report, and if nothing of an answer has come yet,

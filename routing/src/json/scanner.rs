@@ -124,6 +124,12 @@ impl Scanner {
         }
     }
 
+    /// Whether the text could end here, and nothing but blanks could follow.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
     fn fail<T>(&self, problem: Problem) -> Result<T, JsonError> {
         Err(JsonError { offset: self.offset, problem })
     }

@@ -46,6 +46,11 @@ impl Document {
         self.reading.content
     }
 
+    /// It has come to its end.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.broken && self.scanner.is_done()
+    }
+
     /// What it said, if it was JSON to its end.
     pub(super) fn finish(mut self) -> Option<Reading> {
         let complete = !self.broken && self.scanner.finish(&mut self.reading).is_ok();

@@ -191,6 +191,12 @@ impl Watcher {
         }
     }
 
+    /// Whether the body is one JSON document that is all here: nothing but its end is to be expected.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(&self.reader, Reader::Json(document) if document.is_whole())
+    }
+
     /// What is known so far.
     #[must_use]
     pub fn facts(&self) -> &Facts {

@@ -7,6 +7,7 @@
 //! - [`llama`]: a real engine, llama.cpp with a small random model.
 //! - [`load`]: a load generator on keep-alive connections that notes who answered, when, and how it ended.
 //! - [`echo`]: the smallest upstream that answers like an engine, for measuring the gateway alone.
+//! - [`hostcalls`]: what a request makes the filter ask of Envoy, call by call.
 //! - [`raw`]: bytes that no client library would send, and an upstream that keeps exactly what it got.
 //! - [`malformed`]: inputs that no client should send, by the thousand and repeatable.
 //! - [`upstream`]: an upstream that answers what a test tells it, in the pieces it says, and remembers what it was asked.
@@ -27,6 +28,7 @@ pub mod echo;
 pub mod envoy;
 pub mod events;
 pub mod fault;
+pub mod hostcalls;
 pub mod llama;
 pub mod load;
 pub mod malformed;
