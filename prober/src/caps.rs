@@ -20,6 +20,7 @@ pub mod measured;
 pub mod observed;
 
 use serde::{Deserialize, Serialize};
+use weighbridge_routing::snapshot::wire::By;
 
 pub use curve::{Curve, CurveError, Step};
 pub use knee::{Bound, Knee};
@@ -37,11 +38,13 @@ pub enum Mode {
     Measured,
 }
 
-/// How the caps of a pool are found.
+/// What a pool does with the curves of its endpoints.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sizing {
-    /// From what.
+    /// What caps are found from.
     pub mode: Mode,
+    /// What its policy compares endpoints by.
+    pub by: By,
     /// Tokens per second that every request is to have; 0: no floor.
     pub min_tps: f64,
 }
@@ -49,11 +52,17 @@ pub struct Sizing {
 impl Sizing {
     /// The floor where nobody says otherwise: faster than people read.
     pub const MIN_TPS: f64 = 30.0;
+
+    /// Whether anything needs a curve, so that a probe has to sweep.
+    #[must_use]
+    pub fn sweeps(&self) -> bool {
+        self.mode == Mode::Measured || self.by == By::Curve
+    }
 }
 
 impl Default for Sizing {
     fn default() -> Self {
-        Sizing { mode: Mode::default(), min_tps: Self::MIN_TPS }
+        Sizing { mode: Mode::default(), by: By::default(), min_tps: Self::MIN_TPS }
     }
 }
 

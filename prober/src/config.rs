@@ -116,7 +116,7 @@ pub struct Pool {
     pub served_model: String,
     /// The endpoints that the file names.
     pub endpoints: Vec<Endpoint>,
-    /// How their caps are found.
+    /// What their curves are for.
     pub sizing: Sizing,
 }
 

@@ -21,7 +21,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::caps::Mode;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Step, Subject};
@@ -307,7 +306,7 @@ async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, Pr
     let settings = &service.config.probe;
     let (window, sweep) = service.read(|registry| {
         let endpoint = registry.get(&job.id).ok();
-        let sweep = endpoint.is_some_and(|endpoint| endpoint.sizing.mode == Mode::Measured);
+        let sweep = endpoint.is_some_and(|endpoint| endpoint.sizing.sweeps());
         (endpoint.and_then(|endpoint| endpoint.context_window()), sweep)
     });
     let target = Target { engine: job.subject.address, model, window, sweep };

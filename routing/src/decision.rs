@@ -111,6 +111,9 @@ pub struct CandidateRecord<'a> {
     /// What is compared (two places are written): requests in flight per weight, or pending tokens per weight where the policy is
     /// `least_pending_tokens`.
     pub load: f64,
+    /// Where endpoints are compared by their curves: the share of its weight that it has with this request, so that `load` is
+    /// `(in_flight + 1) / (weight x share)`.
+    pub share: Option<f64>,
     /// Whether it was among those compared.
     pub drawn: bool,
     /// Why it was left out.
@@ -272,7 +275,8 @@ impl<'a> Decision<'a> {
                 in_flight: load.total(),
                 cap: endpoint.cap,
                 pending_tokens: load.pending_tokens,
-                load: f64::from(pool.policy.carried(&load)) / endpoint.weight.get(),
+                load: pool.policy.compared(pool, endpoint, &load),
+                share: pool.policy.share(pool, endpoint, &load),
                 drawn: pick.is_some_and(|pick| pick.drawn.contains(index)),
                 excluded: survey.excluded.get(*index).copied().flatten().map(Exclusion::as_str),
                 elsewhere: load.elsewhere,
@@ -377,6 +381,9 @@ impl CandidateRecord<'_> {
         json.number(r#","cap":"#, self.cap.into());
         json.number(r#","pending_tokens":"#, self.pending_tokens.into());
         json.decimal(r#","load":"#, self.load, 2);
+        if let Some(share) = self.share {
+            json.decimal(r#","share":"#, share, 3);
+        }
         if self.drawn {
             json.put(r#","drawn":true"#);
         }

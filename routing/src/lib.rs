@@ -26,6 +26,7 @@
 pub mod admission;
 pub mod affinity;
 pub mod api_error;
+pub mod curve;
 pub mod decision;
 pub mod eligibility;
 pub mod exchange;

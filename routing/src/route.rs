@@ -334,7 +334,7 @@ fn shadow(
     let really = candidates.iter().find(|candidate| candidate.index == really)?;
     let with_it = |candidate: &Candidate| {
         let total = scene.view.loads.get(candidate.index).map_or(0, Load::total);
-        (f64::from(total) + 1.0) / candidate.weight.get()
+        candidate.weight.per_weight(f64::from(total) + 1.0)
     };
     Some(Shadow {
         policy: policy.name(),
@@ -471,7 +471,7 @@ fn hosts(pool: &Pool, loads: &[Load], survey: &Survey, chosen: usize, candidates
         if *excluded != Some(Exclusion::AtCap) || index == chosen {
             continue;
         }
-        let full = (index, f64::from(loads.get(index).map_or(0, Load::total)) / endpoint.weight.get());
+        let full = (index, pool.load(endpoint, loads.get(index).map_or(0, Load::total)));
         if fuller.is_none_or(|(_, least)| full.1 < least) {
             (fuller, fullest) = (Some(full), fuller);
         } else if fullest.is_none_or(|(_, least)| full.1 < least) {

@@ -59,6 +59,12 @@ impl Weight {
         (self.0 * 100.0 + 0.5) as u32
     }
 
+    /// `load / weight`, the same for equal fractions: numerator and denominator are whole, and a division rounds but once.
+    #[must_use]
+    pub fn per_weight(self, load: f64) -> f64 {
+        load * 100.0 / f64::from(self.hundredths())
+    }
+
     /// `0.01 * 134` is 1.34 only up to the last bit; dividing by 100 gives the double that prints as `1.34`.
     fn exact(self) -> Self {
         Weight((self.0 * 100.0).round() / 100.0)

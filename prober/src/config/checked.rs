@@ -230,7 +230,7 @@ fn pool(nth: usize, raw: raw::Pool, networks: &Networks, ids: &mut HashSet<Strin
         check.that(permitted, format!("{place}.address"), &endpoint.address, networks.expected());
         endpoints.push(endpoint);
     }
-    let sizing = Sizing { mode: raw.admission.cap, min_tps: raw.admission.min_tps };
+    let sizing = Sizing { mode: raw.admission.cap, by: raw.policy.by, min_tps: raw.admission.min_tps };
     check.that(
         (0.0..=10_000.0).contains(&sizing.min_tps),
         field("admission.min_tps"),

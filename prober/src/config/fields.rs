@@ -145,7 +145,7 @@ static PROBE: Kind = Kind::Section(&[
     field("interval", DURATION, "How often an endpoint that has nothing in flight is measured again.").within("1s", ""),
     field("keep", DURATION, "How old a result may be that spares an endpoint its burst at registration; same node, model and launch arguments."),
     field("timeout", DURATION, "The longest that one burst, the long prompt, or one step of a sweep may take.").within("100ms", ""),
-    field("sweep_max", COUNT, "The most requests at once that a sweep of concurrency tries, for `cap: measured`.").within("1", "4096"),
+    field("sweep_max", COUNT, "The most requests at once that a sweep of concurrency tries, for `cap: measured` and `by: curve`.").within("1", "4096"),
     field("clamp", &Kind::Bounds, "`[least, most]` of a measured weight. A pin is not clamped.").but("both above 0, at most 10000, and in order"),
 ]);
 
@@ -249,6 +249,11 @@ const CHOICES_ABOUT: &str = "How many distinct endpoints are drawn and compared,
 static POLICY: Kind = Kind::Section(&[
     field("name", POLICY_NAME, "The policy. [policies.md](policies.md#when-to-use-which)"),
     field("choices", &Kind::Choices, CHOICES_ABOUT),
+    field(
+        "by",
+        &Kind::Word(&["weight", "curve"]),
+        "What `p2c` compares endpoints by: requests per weight, or the speed that the request would get by the measured curve. [policies.md](policies.md#by-curve)",
+    ),
     field("score", &SCORE, "Coefficients of the policy `score`. [policies.md](policies.md#score)").otherwise("all as below"),
     field("shadow", &SHADOW, "A second policy that decides too, is logged and compared, and routes nothing. [policies.md](policies.md#shadow)")
         .otherwise("none"),

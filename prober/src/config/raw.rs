@@ -258,7 +258,7 @@ pub(super) struct Admission {
 
 impl Default for Admission {
     fn default() -> Self {
-        let Sizing { mode: cap, min_tps } = Sizing::default();
+        let Sizing { mode: cap, min_tps, .. } = Sizing::default();
         let wire::Admission { base_cap, queue, prefill_budget_tokens, fairness, spill_to, .. } =
             wire::Admission::default();
         Admission {

@@ -3,6 +3,7 @@
 use super::checked::{is_address, size};
 use super::*;
 use crate::caps::Mode;
+use weighbridge_routing::snapshot::wire::By;
 
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
@@ -172,7 +173,7 @@ pools:
     assert_eq!((config.filter.max_body, config.filter.prefix_bytes, config.probe.prefill_tokens), (4096, 0, 64));
     let ca = |tls: &Option<Tls>| tls.as_ref().unwrap().client_ca_file.clone();
     assert_eq!((ca(&config.api_tls), ca(&config.xds_tls)), (None, Some("a".into())));
-    assert_eq!(config.pools[0].sizing, Sizing { mode: Mode::Measured, min_tps: 12.5 });
+    assert_eq!(config.pools[0].sizing, Sizing { mode: Mode::Measured, by: By::Weight, min_tps: 12.5 });
     assert_eq!((config.probe.sweep_max, config.pools[0].endpoints[0].max_in_flight), (8, Some(3)));
     let pool = &config.pools[0].wire;
     assert_eq!(

@@ -8,6 +8,7 @@ use super::words::{count, counted, list, plain, tenths};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     InFlight,
+    Curve,
     PendingTokens,
     Score,
 }
@@ -17,6 +18,7 @@ impl Unit {
         match record.policy.as_str() {
             "least_pending_tokens" => Unit::PendingTokens,
             "score" => Unit::Score,
+            _ if record.candidates.iter().any(|candidate| candidate.share.is_some()) => Unit::Curve,
             _ => Unit::InFlight,
         }
     }
@@ -47,6 +49,14 @@ impl Unit {
                     count(load.max(0.0) as u64)
                 )
             }
+            (Unit::Curve, _) => {
+                let (in_flight, share) = (count((*in_flight).into()), candidate.share.unwrap_or(1.0));
+                format!(
+                    "{id} had {in_flight} in flight{elsewhere}; with one more it has {} of its weight of {weight}, which is {} per weight",
+                    percent(share),
+                    tenths(*load)
+                )
+            }
             _ => {
                 let in_flight = count((*in_flight).into());
                 format!(
@@ -60,10 +70,15 @@ impl Unit {
     fn least(self) -> &'static str {
         match self {
             Unit::InFlight => "the fewest requests for its weight",
+            Unit::Curve => "the fewest requests for what its curve leaves of its weight, so the fastest answer",
             Unit::PendingTokens => "the fewest pending tokens for its weight",
             Unit::Score => "the lowest score",
         }
     }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 fn signed(number: f64) -> String {
@@ -88,6 +103,11 @@ pub(super) fn why(record: &Record) -> Vec<String> {
     };
     let mut sentences = vec![match record.reason.as_str() {
         "only_one" => format!("It went to {picked}, the only endpoint that could take it."),
+        "all_idle" if unit == Unit::Curve => {
+            format!(
+                "It went to {picked}: nobody had anything to do, and {picked} is the fastest of them with one request."
+            )
+        }
         "all_idle" if chosen.is_some_and(|chosen| compared.iter().all(|other| other.weight == chosen.weight)) => {
             format!("It went to {picked}: nobody had anything to do, and all weigh the same.")
         }

@@ -11,10 +11,12 @@ use super::burst::Burst;
 use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
 use super::health::Health;
+use super::verdicts::rounded;
 use crate::alarms::Code;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
 use crate::config;
 use crate::engine::Signals;
+use weighbridge_routing::snapshot::wire::By;
 
 /// Probe records kept per endpoint.
 const HISTORY: usize = 20;
@@ -54,7 +56,7 @@ pub struct Measurement {
 impl Measurement {
     /// Whether it has everything that a pool with this sizing wants to know.
     pub(super) fn is_complete(&self, sizing: Sizing) -> bool {
-        sizing.mode == Mode::Weight || self.curve.is_some() || self.sweep_error.is_some()
+        !sizing.sweeps() || self.curve.is_some() || self.sweep_error.is_some()
     }
 }
 
@@ -186,7 +188,7 @@ pub struct Endpoint {
     pub emptying: Option<Emptying>,
     /// The measurement in force, with its key.
     pub kept: Option<Kept>,
-    /// How its pool finds caps.
+    /// What its pool does with its curve.
     pub sizing: Sizing,
     /// The cap that was measured, where the pool wants that.
     pub measured: Option<Measured>,
@@ -244,6 +246,13 @@ impl Endpoint {
         self.kept = kept;
     }
 
+    /// Its curve in shares of the throughput that its weight stands for, for a pool that compares by it; else nothing.
+    pub(super) fn shares(&self) -> Vec<(u32, f64)> {
+        let measurement = self.kept.as_ref().map(|kept| &kept.measurement).filter(|_| self.sizing.by == By::Curve);
+        let Some(Measurement { throughput_tps, curve: Some(curve), .. }) = measurement else { return Vec::new() };
+        curve.steps().iter().map(|step| (step.concurrency, rounded(step.throughput_tps / throughput_tps))).collect()
+    }
+
     /// What its signals say about its curve; `true` when its cap has moved.
     pub(super) fn observe(&mut self) -> bool {
         let under_burst = self.under_burst();
@@ -264,10 +273,11 @@ impl Endpoint {
     /// What is wrong with how it was measured or leaves, for people; its health and its signals say for themselves.
     #[must_use]
     pub fn alarms(&self) -> Vec<(Code, String)> {
-        let swept = self.kept.as_ref().filter(|_| self.sizing.mode == Mode::Measured);
-        let sweep = swept.and_then(|kept| kept.measurement.sweep_error.as_deref()).map(|why| {
-            let cap = if self.measured.is_some() { "stays as measured before" } else { "follows the weight" };
-            format!("the last sweep of concurrency failed: {why}; the cap {cap}")
+        let swept = self.kept.as_ref().filter(|_| self.sizing.sweeps()).map(|kept| &kept.measurement);
+        let sweep = swept.and_then(|swept| Some((swept, swept.sweep_error.as_deref()?))).map(|(swept, why)| {
+            let what = if self.sizing.mode == Mode::Measured { "the cap" } else { "how it is compared" };
+            let now = if swept.curve.is_some() { "stays as measured before" } else { "follows the weight" };
+            format!("the last sweep of concurrency failed: {why}; {what} {now}")
         });
         let floor = self.measured.as_ref().and_then(Measured::alarm);
         let late = self.emptying.filter(|emptying| emptying.said == Some(Progress::Overdue));

@@ -87,6 +87,7 @@ impl Registry {
                         address: endpoint.address.to_string(),
                         weight: verdict.weight.get().into(),
                         cap: Some(verdict.cap),
+                        curve: endpoint.shares(),
                         context_window: endpoint.context_window(),
                         prefill_tps: endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps).map(rounded),
                         kv_tokens: endpoint.kv_tokens,
@@ -148,7 +149,7 @@ fn cap_of(endpoint: &Endpoint, base_cap: u32, weight: Weight) -> (u32, CapSource
 }
 
 /// To three significant digits: the noise of a measurement is no news.
-fn rounded(speed_tps: f64) -> f64 {
+pub(super) fn rounded(speed_tps: f64) -> f64 {
     if !speed_tps.is_finite() || speed_tps <= 0.0 {
         return speed_tps;
     }

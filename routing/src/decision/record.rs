@@ -103,6 +103,9 @@ pub struct Candidate {
     /// What the policy compares, per weight.
     #[serde(default)]
     pub load: f64,
+    /// By curve: the share of its weight that it has with this request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
     /// Whether it was among those compared.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drawn: bool,

@@ -14,6 +14,7 @@ fn candidate(id: &str) -> CandidateRecord<'_> {
         cap: 32,
         pending_tokens: 900,
         load: 7.46,
+        share: None,
         drawn: true,
         excluded: None,
         elsewhere: 0,
@@ -48,7 +49,8 @@ fn decision() -> Decision<'static> {
 fn full() -> Decision<'static> {
     let mut full = decision();
     let terms = vec![("active", 1_000.0), ("throughput", -3.0)];
-    full.candidates[0] = CandidateRecord { elsewhere: 2, score: Some(997.0), terms, ..candidate("a") };
+    full.candidates[0] =
+        CandidateRecord { elsewhere: 2, share: Some(0.915), score: Some(997.0), terms, ..candidate("a") };
     full.omitted = Omitted { endpoints: 3, excluded: vec![(Exclusion::AtCap, 2)] };
     full.prefix = Some(PrefixRecord {
         holders: vec!["a"],
@@ -93,7 +95,7 @@ fn a_record_says_everything_that_is_known() {
         "time_ms": 1_764_000_000_000u64, "pool": "qwen-27b", "snapshot": 1_764_000_000_000u64, "policy": "p2c",
         "reason": "holder", "picked": "a", "hosts": ["a", "b"],
         "candidates": [
-            {"id": "a", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "drawn": true,
+            {"id": "a", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "share": 0.915, "drawn": true,
                 "elsewhere": 2, "score": 997.0, "terms": {"active": 1_000.0, "throughput": -3.0}},
             {"id": "b", "weight": 1.34, "in_flight": 10, "cap": 32, "pending_tokens": 900, "load": 7.46, "excluded": "at_cap"},
         ],
@@ -114,7 +116,7 @@ fn a_record_has_always_the_same_bytes() {
     let expected = concat!(
         r#"{"time_ms":1764000000000,"pool":"qwen-27b","snapshot":1764000000000,"policy":"p2c","reason":"holder""#,
         r#","picked":"a","hosts":["a","b"],"candidates":[{"id":"a","weight":1.34,"in_flight":10,"cap":32"#,
-        r#","pending_tokens":900,"load":7.46,"drawn":true,"elsewhere":2,"score":997.0,"terms":{"active":1000.0"#,
+        r#","pending_tokens":900,"load":7.46,"share":0.915,"drawn":true,"elsewhere":2,"score":997.0,"terms":{"active":1000.0"#,
         r#","throughput":-3.0}},{"id":"b","weight":1.34,"in_flight":10,"cap":32,"pending_tokens":900,"load":7.46"#,
         r#","excluded":"at_cap"}],"omitted":3,"omitted_excluded":{"at_cap":2},"prompt_tokens":8100"#,
         r#","output_tokens":128,"prefix":{"holders":["a"],"matched_tokens":8000,"out_of_reach_tokens":9000"#,

@@ -240,9 +240,9 @@ fn among(board: &Board, survey: &Survey, waiter: &Waiter) -> Option<usize> {
         let all = board.pool.endpoints.iter().zip(&board.loads).enumerate();
         all.filter(|(at, _)| survey.excluded.get(*at) == Some(&None)).map(|(at, (endpoint, load))| (at, endpoint, load))
     };
-    let per_weight = |endpoint: &Endpoint, load: &Load| f64::from(load.total()) / endpoint.weight.get();
+    let load_of = |endpoint: &Endpoint, load: &Load| board.pool.load(endpoint, load.total());
     let order = |a: &(usize, &Endpoint, &Load), b: &(usize, &Endpoint, &Load)| {
-        let less = per_weight(a.1, a.2).total_cmp(&per_weight(b.1, b.2));
+        let less = load_of(a.1, a.2).total_cmp(&load_of(b.1, b.2));
         less.then(b.1.weight.hundredths().cmp(&a.1.weight.hundredths()))
     };
     let (freest, endpoint, load) = free().min_by(order)?;
@@ -253,7 +253,7 @@ fn among(board: &Board, survey: &Survey, waiter: &Waiter) -> Option<usize> {
     if let Some((at, holding, holding_load)) = holder {
         let missing = waiter.tokens_at(holding).saturating_sub(waiter.tokens_at(endpoint));
         let allowance = allowance(settings, missing, endpoint.prefill_tps, waiter.output_tokens.into());
-        if per_weight(holding, holding_load) <= per_weight(endpoint, load) + allowance {
+        if load_of(holding, holding_load) <= load_of(endpoint, load) + allowance {
             return Some(at);
         }
     }

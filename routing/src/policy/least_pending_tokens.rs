@@ -23,7 +23,7 @@
 
 use super::draw::Draw;
 use super::score::Frame;
-use super::{Candidate, Choice, Choices, Policy, Scene, p2c, per_weight};
+use super::{Candidate, Choice, Choices, Policy, Scene, p2c};
 use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
 use crate::weight::Weight;
@@ -43,7 +43,7 @@ impl Policy for LeastPendingTokens {
             let waiting = signals.waiting.unwrap_or_default().min(signals.outside);
             let outside = f64::from(signals.outside) * output + f64::from(waiting) * prompt;
             let pending = f64::from(scene.load(candidate).pending_tokens) + f64::from(signals.others_tokens);
-            candidate.cost = per_weight(pending + outside, candidate.weight);
+            candidate.cost = candidate.weight.per_weight(pending + outside);
         }
         Frame::default()
     }
@@ -55,7 +55,8 @@ impl Policy for LeastPendingTokens {
         rng: &mut SplitMix64,
         drawn: &mut Vec<usize>,
     ) -> Option<(Candidate, Choice)> {
-        p2c::choose(candidates, self.choices, Draw::ByWeight, rng, drawn)
+        let all_idle = candidates.iter().all(|candidate| candidate.cost == 0.0);
+        p2c::choose(candidates, all_idle, self.choices, Draw::ByWeight, rng, drawn)
     }
 
     fn unit(&self, scene: &Scene<'_>, _: &Frame, _: Weight) -> Option<f64> {

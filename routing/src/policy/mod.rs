@@ -2,7 +2,7 @@
 //!
 //! | policy | compares (lowest wins) | among | a tie goes to | stays with prefix holders |
 //! |---|---|---|---|---|
-//! | [`p2c`] | requests in flight / weight | `choices`, drawn by weight | the heavier, then chance | yes |
+//! | [`p2c`] | requests in flight / weight, or what its curve leaves of that | `choices`, drawn by weight | the heavier, then chance | yes |
 //! | [`least_pending_tokens`] | pending tokens / weight | `choices`, drawn by weight | the heavier, then chance | yes |
 //! | [`score`] | a sum of seven terms | all | the heavier, then chance | yes |
 //! | [`least_request`] | requests in flight | `choices`, drawn uniformly | chance | no |
@@ -41,7 +41,7 @@ use crate::eligibility::{Ask, Load, View};
 use crate::prefix::holders::Holders;
 use crate::rng::SplitMix64;
 use crate::signals::Signals;
-use crate::snapshot::Pool;
+use crate::snapshot::{Endpoint, Pool};
 use crate::weight::Weight;
 
 /// How many distinct endpoints a policy draws and compares.
@@ -84,6 +84,10 @@ pub struct Scene<'a> {
 }
 
 impl Scene<'_> {
+    fn endpoint(&self, candidate: &Candidate) -> Option<&Endpoint> {
+        self.pool.endpoints.get(candidate.index)
+    }
+
     fn load(&self, candidate: &Candidate) -> Load {
         self.view.loads.get(candidate.index).copied().unwrap_or_default()
     }
@@ -194,12 +198,24 @@ impl AnyPolicy {
         }
     }
 
-    /// What an endpoint carries, in the unit in which this policy counts: pending tokens, or requests in flight.
+    /// What an endpoint carries for its weight, in the unit in which this policy counts: pending tokens, or requests in
+    /// flight; for `p2c` by its curve, where the pool has curves.
     #[must_use]
-    pub fn carried(&self, load: &Load) -> u32 {
+    pub fn compared(&self, pool: &Pool, endpoint: &Endpoint, load: &Load) -> f64 {
         match self {
-            AnyPolicy::LeastPendingTokens(_) => load.pending_tokens,
-            _ => load.total(),
+            AnyPolicy::LeastPendingTokens(_) => endpoint.weight.per_weight(load.pending_tokens.into()),
+            AnyPolicy::P2c(_) => pool.load(endpoint, load.total()),
+            _ => endpoint.weight.per_weight(load.total().into()),
+        }
+    }
+
+    /// The share of its weight that this policy takes an endpoint to have with one request more; `None` where it compares by
+    /// weight alone.
+    #[must_use]
+    pub fn share(&self, pool: &Pool, endpoint: &Endpoint, load: &Load) -> Option<f64> {
+        match self {
+            AnyPolicy::P2c(_) => pool.share(endpoint, load.total()),
+            _ => None,
         }
     }
 
@@ -215,11 +231,6 @@ impl AnyPolicy {
             AnyPolicy::LeastRequest(policy) => policy,
         }
     }
-}
-
-/// `load / weight`, the same for equal fractions: numerator and denominator are whole, and a division rounds but once.
-fn per_weight(load: f64, weight: Weight) -> f64 {
-    load * 100.0 / f64::from(weight.hundredths())
 }
 
 #[cfg(test)]

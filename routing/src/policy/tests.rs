@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::testing::{pool, run};
 use super::*;
+use crate::curve::Curve;
 use crate::prefix::holders::Nobody;
 use crate::prefix::holders::testing::Fixed;
 use crate::route::{Pick, Reason, decide};
@@ -248,4 +249,65 @@ fn a_shadow_says_what_it_would_have_done_and_what_that_is_worth() {
     assert_eq!((differs.load_difference, differs.cost_difference), (2.0, 1.5));
     let agrees = shadow(0);
     assert_eq!((agrees.chosen, agrees.load_difference, agrees.cost_difference), (0, 0.0, 0.0));
+}
+
+/// The published fleet with its curves, in shares of what each does at 16 requests.
+fn curved(by: &str) -> Pool {
+    let mut pool = pool(&format!(r#"{{"name": "p2c", "choices": "all", "by": "{by}"}}"#), &[2.72, 1.33, 0.67, 0.67]);
+    let curves: [&[(u32, f64)]; 4] = [
+        &[(1, 0.108), (8, 0.702), (16, 1.0), (32, 1.469)],
+        &[(1, 0.196), (8, 0.835), (16, 1.0), (32, 0.971)],
+        &[(1, 0.25), (8, 0.833), (16, 1.0), (32, 0.979)],
+        &[(1, 0.25), (8, 0.833), (16, 1.0), (32, 0.979)],
+    ];
+    for (endpoint, curve) in pool.endpoints.iter_mut().zip(curves) {
+        endpoint.curve = Some(Curve::try_new(curve).unwrap());
+    }
+    pool
+}
+
+/// How many of so many requests each endpoint has when nobody finishes.
+fn filled(pool: &Pool, requests: u64) -> Vec<u32> {
+    let mut loads = vec![Load::default(); pool.endpoints.len()];
+    for seed in 0..requests {
+        let chosen = run(pool, &loads, &[], seed).unwrap().chosen();
+        loads[chosen].in_flight += 1;
+    }
+    loads.iter().map(Load::total).collect()
+}
+
+#[test]
+fn by_curve_every_request_gets_the_same_speed_and_by_weight_it_does_not() {
+    let tokens_per_s = |share: &Curve, tps_at_16: f64, requests: u32| {
+        if requests == 0 { f64::MAX } else { share.share(requests) * tps_at_16 / f64::from(requests) }
+    };
+    let slowest = |pool: &Pool| {
+        let filled = filled(pool, 40);
+        let speeds = pool.endpoints.iter().zip([980.0, 479.0, 240.0, 240.0]).zip(&filled);
+        let speeds = speeds.map(|((endpoint, tps), n)| tokens_per_s(endpoint.curve.as_ref().unwrap(), tps, *n));
+        (speeds.fold(f64::MAX, f64::min), filled)
+    };
+    let (by_curve, spread) = slowest(&curved("curve"));
+    let (by_weight, flat) = slowest(&curved("weight"));
+    assert!(by_curve > 1.2 * by_weight, "{by_curve} {spread:?}, {by_weight} {flat:?}");
+    assert_eq!(flat, [20, 10, 5, 5]);
+    assert!(spread[0] > 25 && spread[2] <= 3, "{spread:?}");
+}
+
+// A slow endpoint is slow for its first request, too: one that is idle is no reason to go there.
+#[test]
+fn by_curve_an_idle_slow_endpoint_does_not_beat_a_fast_one_that_has_room() {
+    let loads = [busy(7), busy(4), busy(0), busy(0)];
+    assert_eq!(run(&curved("weight"), &loads, &[], 1).unwrap().chosen(), 2);
+    let pick = run(&curved("curve"), &loads, &[], 1).unwrap();
+    assert_eq!((pick.chosen(), pick.reason), (0, Reason::LowerLoad));
+    assert_eq!(run(&curved("curve"), &[], &[], 1).unwrap().reason, Reason::AllIdle);
+}
+
+#[test]
+fn by_curve_one_without_a_curve_counts_as_steady() {
+    let mut pool = curved("curve");
+    pool.endpoints[1].curve = None;
+    assert_eq!(pool.share(&pool.endpoints[1], 3), Some(1.0));
+    assert_eq!(pool.load(&pool.endpoints[1], 3), 4.0 / 1.33);
 }

@@ -10,6 +10,7 @@ use super::{
     MAX_MODEL_BYTES, MAX_POOLS, Pool, Snapshot, SnapshotError, admission, is_id, wire,
 };
 use crate::admission::prefill_budget;
+use crate::curve::Curve;
 use crate::live::passive;
 use crate::policy::{AnyPolicy, Choices, Score};
 use crate::weight::{Weight, cap};
@@ -118,6 +119,7 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
         endpoints.push(endpoint);
     }
     Ok(Pool {
+        by_curve: raw.policy.by == wire::By::Curve,
         cluster: raw.cluster.unwrap_or_else(|| raw.name.clone()),
         name: raw.name,
         models: raw.models,
@@ -195,6 +197,14 @@ fn check_policies(field: &str, raw: &wire::Policy) -> Result<Policies, SnapshotE
         }
         None => None,
     };
+    let used = [Some(&policy), shadow.as_ref(), canary.as_ref().map(|canary: &Canary| &canary.policy)];
+    if raw.by == wire::By::Curve && !used.into_iter().flatten().any(|policy| matches!(policy, AnyPolicy::P2c(_))) {
+        return refuse(
+            format!("{field}.by"),
+            "curve",
+            "weight, where neither the policy nor its shadow or canary is p2c",
+        );
+    }
     Ok((policy, shadow, canary))
 }
 
@@ -279,6 +289,14 @@ fn check_endpoint(
         alarms.push(format!("{field}.weight of {} is {}: counted as 1.0", raw.id, raw.weight));
         Weight::ONE
     });
+    let curve = match Curve::try_new(&raw.curve) {
+        _ if raw.curve.is_empty() => None,
+        Ok(curve) => Some(curve),
+        Err(why) => {
+            alarms.push(format!("{field}.curve of {} has {why}: counted as no curve", raw.id));
+            None
+        }
+    };
     if raw.cap == Some(0) {
         return refuse(format!("{field}.cap"), 0, "a number from 1, or nothing");
     }
@@ -290,6 +308,7 @@ fn check_endpoint(
         id: raw.id,
         address,
         weight,
+        curve,
         cap: raw.cap.unwrap_or_else(|| cap(admission.base_cap, weight)),
         prefill_budget: prefill_budget(admission.prefill_budget_tokens, weight),
         context_window: raw.context_window,

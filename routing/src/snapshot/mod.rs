@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::admission::Admission;
+use crate::curve::Curve;
 use crate::live::passive;
 use crate::policy::AnyPolicy;
 use crate::weight::Weight;
@@ -103,11 +104,32 @@ pub struct Pool {
     pub fairness: Fairness,
     /// Place in the snapshot of the pool that takes what this one would refuse.
     pub spill_to: Option<usize>,
+    /// Whether endpoints are compared by their curves, and with the request at hand; see [`Pool::load`].
+    pub by_curve: bool,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl Pool {
+    /// What is compared between endpoints: the requests per weight of one that has so many in flight. By curve
+    /// ([`crate::curve`]), the weight is what it has left of it at that many, and the request at hand is counted: a slow endpoint
+    /// is slow for its first request, too. By weight nothing is below one that is idle.
+    #[must_use]
+    pub fn load(&self, endpoint: &Endpoint, in_flight: u32) -> f64 {
+        match self.share(endpoint, in_flight) {
+            None => endpoint.weight.per_weight(in_flight.into()),
+            Some(share) => endpoint.weight.per_weight(f64::from(in_flight) + 1.0) / share,
+        }
+    }
+
+    /// The share of its weight that an endpoint with so many in flight has with one more; `None` in a pool that compares by
+    /// weight.
+    #[must_use]
+    pub fn share(&self, endpoint: &Endpoint, in_flight: u32) -> Option<f64> {
+        let share = || endpoint.curve.as_ref().map_or(1.0, |curve| curve.share(in_flight.saturating_add(1)));
+        self.by_curve.then(share)
+    }
+
     /// The name under which the engines know what a client asked for as `asked`: the served model, except for an
     /// adapter, which they know by its own name. Without a served model, any name of the pool is the engines' own.
     #[must_use]
@@ -177,6 +199,8 @@ pub struct Endpoint {
     pub address: String,
     /// Relative capacity.
     pub weight: Weight,
+    /// How much of its weight it has at how many requests; nothing where that was not measured.
+    pub curve: Option<Curve>,
     /// The most requests in flight.
     pub cap: u32,
     /// Prompt tokens that it may have to compute at a time, beyond two prompts; 0: any number. See [`crate::admission`].

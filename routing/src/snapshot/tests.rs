@@ -41,6 +41,24 @@ fn c2_a_broken_weight_counts_as_one_and_is_told() {
 }
 
 #[test]
+fn a_broken_curve_counts_as_none_and_is_told() {
+    let mut value = example();
+    value["pools"][0]["policy"] = json!({"name": "p2c", "by": "curve"});
+    value["pools"][0]["endpoints"][0]["curve"] = json!([[1, 0.5], [8, 1.0]]);
+    let snapshot = read(&value).unwrap();
+    let pool = &snapshot.pools[0];
+    assert_eq!((pool.share(&pool.endpoints[0], 7), snapshot.alarms.len()), (Some(1.0), 0));
+    value["pools"][0]["endpoints"][0]["curve"] = json!([[2, 0.5]]);
+    let snapshot = read(&value).unwrap();
+    assert!(snapshot.pools[0].endpoints[0].curve.is_none());
+    assert!(snapshot.alarms[0].contains("curve") && snapshot.alarms[0].contains("2 requests"), "{:?}", snapshot.alarms);
+    value["pools"][0]["policy"] = json!({"name": "score", "by": "curve"});
+    assert!(read(&value).unwrap_err().to_string().contains(r#"policy.by is "curve": expected weight"#));
+    value["pools"][0]["policy"] = json!({"name": "p2c", "by": "guess"});
+    assert!(read(&value).unwrap_err().to_string().contains("guess"));
+}
+
+#[test]
 fn a_wrong_value_is_refused_by_name() {
     let cases = [
         ("/format", json!(2), "format"),

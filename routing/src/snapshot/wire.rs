@@ -125,6 +125,9 @@ pub struct Policy {
     /// How many distinct endpoints are drawn and compared: a number from 1, or `all`. For `p2c`, `least_pending_tokens` and
     /// `least_request`.
     pub choices: Choices,
+    /// What `p2c` compares endpoints by; of the shadow and the canary, too.
+    #[serde(skip_serializing_if = "By::is_default")]
+    pub by: By,
     /// What each term of `score` counts.
     #[serde(skip_serializing_if = "Score::is_default")]
     pub score: Score,
@@ -138,7 +141,31 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Policy { name: "p2c".into(), choices: Choices::default(), score: Score::default(), shadow: None, canary: None }
+        Policy {
+            name: "p2c".into(),
+            choices: Choices::default(),
+            by: By::default(),
+            score: Score::default(),
+            shadow: None,
+            canary: None,
+        }
+    }
+}
+
+/// What endpoints are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum By {
+    /// Requests per weight.
+    #[default]
+    Weight,
+    /// Requests per what is left of the weight at so many; see [`crate::curve`].
+    Curve,
+}
+
+impl By {
+    fn is_default(&self) -> bool {
+        *self == By::default()
     }
 }
 
@@ -381,6 +408,9 @@ pub struct Endpoint {
     /// Context window in tokens, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_window: Option<u32>,
+    /// Shares of its weight that it has at so many requests at once, from 1 upwards; see [`crate::curve`]. Empty: 1 throughout.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curve: Vec<(u32, f64)>,
     /// Measured prefill speed in tokens/s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_tps: Option<f64>,

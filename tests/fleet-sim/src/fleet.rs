@@ -16,6 +16,8 @@ pub struct Fleet {
     pub engines: Vec<Profile>,
     /// Tokens/s of each at 16 requests together.
     pub measured_tps: Vec<f64>,
+    /// Of each, its throughput at so many requests as a share of that, as a prober's sweep would find it.
+    pub curves: Vec<Vec<(u32, f64)>>,
 }
 
 /// What every engine of a fleet gets instead of its profile's own value.
@@ -36,6 +38,20 @@ pub struct Overrides {
 pub fn scaled(base: &Profile, factor: f64) -> Profile {
     let curve = base.curve.iter().map(|(n, tps)| (*n, tps * factor)).collect();
     Profile { curve, prefill_tps: base.prefill_tps * factor, ..base.clone() }.warm()
+}
+
+/// Shares of the throughput at 16 requests, at 1, 2, 4, ... up to the first that brings less than 5 %.
+fn curve(profile: &Profile, at_16: f64) -> anyhow::Result<Vec<(u32, f64)>> {
+    let steps: Vec<usize> = (0..9).map(|power| 1 << power).collect();
+    let (mut curve, mut best): (Vec<(u32, f64)>, f64) = (Vec::new(), 0.0);
+    for (requests, tps) in sweep(profile, &steps, 128)? {
+        curve.push((u32::try_from(requests)?, tps / at_16));
+        if tps < 1.05 * best {
+            break;
+        }
+        best = tps;
+    }
+    Ok(curve)
 }
 
 impl Fleet {
@@ -81,8 +97,10 @@ impl Fleet {
     pub fn new(engines: Vec<Profile>) -> anyhow::Result<Self> {
         let engines: Vec<Profile> = engines.into_iter().map(Profile::warm).collect();
         let measure = |profile: &Profile| Ok(sweep(profile, &[16], 128)?.first().map_or(0.0, |(_, tps)| *tps));
-        let measured_tps = engines.iter().map(measure).collect::<anyhow::Result<_>>()?;
-        Ok(Self { engines, measured_tps })
+        let measured_tps = engines.iter().map(measure).collect::<anyhow::Result<Vec<f64>>>()?;
+        let curves = engines.iter().zip(&measured_tps);
+        let curves = curves.map(|(profile, at_16)| curve(profile, *at_16)).collect::<anyhow::Result<_>>()?;
+        Ok(Self { engines, measured_tps, curves })
     }
 
     /// The same machines over and over, until there are so many.
@@ -91,7 +109,11 @@ impl Fleet {
         fn repeat<T: Clone>(of: &[T], count: usize) -> Vec<T> {
             of.iter().cloned().cycle().take(count).collect()
         }
-        Self { engines: repeat(&self.engines, endpoints), measured_tps: repeat(&self.measured_tps, endpoints) }
+        Self {
+            engines: repeat(&self.engines, endpoints),
+            measured_tps: repeat(&self.measured_tps, endpoints),
+            curves: repeat(&self.curves, endpoints),
+        }
     }
 
     /// The most tokens/s that each engine generates, however many requests it takes.
@@ -127,9 +149,10 @@ impl Fleet {
             .zip(self.weights())
             .enumerate()
             .map(|(nth, (engine, weight))| {
+                let curve = tuning.curve.then(|| self.curves[nth].clone()).unwrap_or_default();
                 let Standing { ready, epoch } = standing.get(nth).copied().unwrap_or_default();
                 json!({"id": format!("e{nth}"), "address": format!("127.{}.{}.1:8000", nth / 256, nth % 256),
-                    "weight": weight, "prefill_tps": engine.prefill_tps * scale, "kv_tokens": engine.kv_capacity_tokens,
+                    "weight": weight, "curve": curve, "prefill_tps": engine.prefill_tps * scale, "kv_tokens": engine.kv_capacity_tokens,
                     "context_window": (scale == 1.0).then_some(engine.max_model_len), "epoch": epoch,
                     "state": if ready { "ready" } else { "unhealthy" }})
             })
@@ -137,7 +160,7 @@ impl Fleet {
         let choices = tuning.choices.map_or(json!("all"), |count| json!(count));
         let budget = (f64::from(tuning.prefill_budget) * scale) as u32;
         let snapshot = json!({"format": 1, "version": 1, "pools": [{
-            "name": "fleet", "models": ["m"], "policy": {"name": tuning.policy, "choices": choices},
+            "name": "fleet", "models": ["m"], "policy": {"name": tuning.policy, "choices": choices, "by": if tuning.curve { "curve" } else { "weight" }},
             "affinity": {"enabled": tuning.affinity, "k": tuning.k},
             "admission": {"base_cap": tuning.base_cap, "queue": tuning.queue, "max_wait_ms": tuning.max_wait_ms,
                 "ageing_ms": tuning.ageing_ms, "prefill_budget_tokens": budget},

@@ -345,3 +345,54 @@ async fn c19_metrics_that_are_missing_or_foreign_are_reported() {
     let other = load::closed_loop(envoy.gateway(), 4, 20, |_| Call::chat("other", "hello", 4)).await;
     assert_eq!(other.ok(), 20, "{:?}", other.by_status());
 }
+
+// The sweep of a probe, the snapshot, and every pick of a pool that compares by curve, with the real programs.
+#[tokio::test(flavor = "multi_thread")]
+async fn by_curve_a_request_goes_where_its_tokens_come_fastest() {
+    let warm = |name: &str, profile: Profile| EngineConfig {
+        name: name.into(),
+        model: "m".into(),
+        profile,
+        cold: false,
+        ..EngineConfig::default()
+    };
+    let fast = EngineHandle::start(warm("fast", Profile::fast())).await.unwrap();
+    let small = EngineHandle::start(warm("small", Profile::small())).await.unwrap();
+    let mut site = Site::new(&[&fast, &small]);
+    site.config["probe"] = json!({"concurrency": 16, "tokens": 32, "prefill_tokens": 0, "sweep_max": 32});
+    site.config["pools"][0]["policy"] = json!({"name": "p2c", "choices": "all", "by": "curve"});
+    let prober = site.prober().await;
+    let envoy = site.envoy(&prober, 2).await;
+    prober.ready(Duration::from_secs(120)).await.unwrap();
+    applied(&prober).await;
+
+    let snapshot = prober.get("/v1/snapshot").await.unwrap();
+    for endpoint in snapshot["pools"][0]["endpoints"].as_array().unwrap() {
+        let curve = endpoint["curve"].as_array().unwrap();
+        assert_eq!(curve[0][0], 1, "{endpoint}");
+        // Alone, a request leaves most of a GPU unused.
+        assert!(number(&curve[0][1]) < 0.6, "{endpoint}");
+    }
+
+    let call = || Call::chat("m", "tell me a story", 64).explain();
+    let report = load::burst_at_once(envoy.gateway(), 24, call()).await;
+    assert_eq!(report.ok(), 24, "{report:?}");
+    for outcome in &report.outcomes {
+        let decision: Value = serde_json::from_str(outcome.header("x-weighbridge-decision")).unwrap();
+        let candidates = decision["candidates"].as_array().unwrap();
+        let loads: Vec<f64> = candidates.iter().map(|candidate| number(&candidate["load"])).collect();
+        for (candidate, load) in candidates.iter().zip(&loads) {
+            let weight_left = number(&candidate["weight"]) * number(&candidate["share"]);
+            let reckoned = (number(&candidate["in_flight"]) + 1.0) / weight_left;
+            // Two and three places are written.
+            assert!((reckoned - load).abs() < 0.01 + 0.02 * load, "{candidate}");
+        }
+        let picked = candidates.iter().find(|candidate| candidate["id"] == decision["picked"]).unwrap();
+        let lowest = loads.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(number(&picked["load"]) == lowest || decision["reason"] == "holder", "{decision}");
+    }
+    // By weight the small one, a fifth of the two, would have five; with more than two it is slower than the fast one with the rest.
+    let split = report.by_engine();
+    println!("twenty-four at once by curve: {split:?}");
+    assert!(split["fast"] >= 21, "{split:?}");
+}

@@ -8,9 +8,10 @@ use harness::load::{self, Call};
 use harness::peers::{Measured, ROUTERS, Results, Router, Setup, page};
 
 /// Those that need a Python environment each are left to `scripts/bench --install-peers`; what they are told is tested beside it.
-const EVERYWHERE: [&str; 10] = [
+const EVERYWHERE: [&str; 11] = [
     "direct",
     "weighbridge",
+    "weighbridge-by-weight",
     "envoy-least-request",
     "envoy-least-request-weighted",
     "envoy-ring-hash",

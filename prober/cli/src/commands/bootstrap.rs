@@ -183,6 +183,7 @@ fn fixed(endpoint: &Endpoint, notes: &mut Vec<String>) -> Option<wire::Endpoint>
         address: address.clone(),
         weight: 1.0.into(),
         cap: *max_in_flight,
+        curve: Vec::new(),
         context_window: *context_window,
         prefill_tps: None,
         kv_tokens: None,

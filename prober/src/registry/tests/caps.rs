@@ -155,3 +155,18 @@ fn serving_refines_a_measured_cap_and_our_own_bursts_do_not() {
     swept(&mut registry, "a", 479.0, Ok(curve().scaled(|_| 1.001)), 2);
     assert_eq!(cap_of(&registry, "a").0, 12);
 }
+
+#[test]
+fn a_pool_that_compares_by_curve_tells_the_curves_and_any_other_does_not() {
+    let file = |by: &str| format!("pools: [{{name: p, models: [m], policy: {{by: {by}}}}}]");
+    for (by, told) in
+        [("curve", vec![(1, 0.196), (2, 0.287), (4, 0.47), (8, 0.835), (16, 1.0), (32, 0.971)]), ("weight", vec![])]
+    {
+        let mut registry = Registry::new(&config::Config::parse(&file(by)).unwrap(), Memory::default());
+        add(&mut registry, "a", "args");
+        swept(&mut registry, "a", 479.0, Ok(curve()), 1);
+        assert_eq!(registry.snapshot(1, 0).unwrap().pools[0].endpoints[0].curve, told);
+        // Its cap still follows the weight.
+        assert_eq!(cap_of(&registry, "a"), (24, CapSource::Weight));
+    }
+}

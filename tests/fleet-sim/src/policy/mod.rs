@@ -34,7 +34,9 @@ use crate::workload::Call;
 pub enum Policy {
     /// Ours: the holder of the prefix within the allowance, else two drawn by weight, the lower in-flight per weight.
     Affinity,
-    /// The same without affinity.
+    /// The same by their curves in the place of weights (`policy.by: curve`).
+    ByCurve,
+    /// By weight and without affinity.
     P2c,
     /// As p2c, but drawn uniformly.
     Uniform,
@@ -68,8 +70,9 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Affinity,
+        Self::ByCurve,
         Self::P2c,
         Self::LeastPendingTokens,
         Self::Score,
@@ -102,7 +105,7 @@ impl Policy {
     /// Whether it is what the filter runs.
     #[must_use]
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::Affinity | Self::P2c | Self::LeastPendingTokens | Self::Score)
+        matches!(self, Self::Affinity | Self::ByCurve | Self::P2c | Self::LeastPendingTokens | Self::Score)
     }
 
     /// Whether others run it: what ours has to be ahead of.
@@ -134,6 +137,10 @@ impl Policy {
         Ok(match self {
             Self::P2c => ours("p2c", false, by)?,
             Self::Affinity => ours("p2c", true, by)?,
+            Self::ByCurve => {
+                let tuning = Tuning { curve: true, ..tuning.clone() };
+                Box::new(Ours::new(fleet.clone(), tuning, seed)?)
+            }
             Self::LeastPendingTokens => ours("least_pending_tokens", true, by)?,
             Self::Score => ours("score", true, by)?,
             Self::Uniform => ours("p2c", false, Draw::Uniformly)?,

@@ -27,6 +27,8 @@ pub struct Tuning {
     pub policy: String,
     /// `policy.choices`; `None`: all.
     pub choices: Option<u32>,
+    /// Whether `policy.by` is `curve`.
+    pub curve: bool,
     /// `affinity.enabled`
     pub affinity: bool,
     /// `affinity.k`
@@ -53,6 +55,7 @@ impl Default for Tuning {
         Self {
             policy: "p2c".into(),
             choices: Some(2),
+            curve: false,
             affinity: true,
             k: 1.0,
             base_cap: 24,

@@ -180,7 +180,7 @@ impl Figure {
     fn best<'a>(&self, results: &'a Results, scenario: &'a str, told: bool) -> Option<(&'a Cell, f64)> {
         let worth = |value: f64| if self.less { value } else { -value };
         of_scenario(results, scenario)
-            .filter(|cell| cell.router != DIRECT && cell.router != OURS && results.was_told(&cell.router) == told)
+            .filter(|cell| cell.router != DIRECT && !is_ours(&cell.router) && results.was_told(&cell.router) == told)
             .filter_map(|cell| Some((cell, (self.of)(cell)?)))
             .min_by(|one, other| worth(one.1).total_cmp(&worth(other.1)))
     }
@@ -238,10 +238,14 @@ fn cost<'a>(results: &'a Results, size: &str, router: &str) -> Option<&'a Cost> 
     results.costs.iter().find(|cost| cost.size == size && cost.router == router)
 }
 
+fn is_ours(router: &str) -> bool {
+    Router::named(router).is_some_and(|router| router.is_ours())
+}
+
 /// The least of the others that read prompts.
 fn best_cost<'a>(results: &'a Results, size: &str) -> Option<&'a Cost> {
     let aware = |name: &str| results.routers().iter().any(|router| router.name == name && router.llm_aware);
-    let others = results.costs.iter().filter(|cost| cost.size == size && cost.router != OURS && aware(&cost.router));
+    let others = results.costs.iter().filter(|cost| cost.size == size && !is_ours(&cost.router) && aware(&cost.router));
     others.min_by(|one, other| one.total_us[0].total_cmp(&other.total_us[0]))
 }
 

@@ -13,6 +13,7 @@ mod overhead;
 mod overload;
 mod pair;
 mod peers;
+mod push;
 mod real;
 mod stream;
 
@@ -57,6 +58,8 @@ enum Command {
     Peers(peers::Options),
     /// docs/benchmarks.md, made of what `peers --json` wrote.
     PeersPage(peers::PageOptions),
+    /// How long a change takes until Envoys have it, by size of the pool.
+    Push(push::Options),
     /// One simulated engine: the scenarios start themselves so, to have engines that can be killed.
     #[command(hide = true)]
     Engine(Serve),
@@ -77,6 +80,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Calibrate(options) => calibrate::run(&options).await,
         Command::Real(options) => real::run(&options).await,
         Command::Chaos(options) => chaos::run(&options).await,
+        Command::Push(options) => push::run(&options).await,
         Command::Soak(options) => chaos::soak(&options).await,
         Command::Peers(options) => peers::run(&options).await,
         Command::PeersPage(options) => peers::page(&options).await,

@@ -19,6 +19,7 @@ pub use ours::Measured;
 use crate::child::ManagedChild;
 use crate::fault::ReservedPort;
 use crate::load::{self, Call};
+use crate::wire::By;
 use crate::{Envoy, ProberProcess, artifacts, eventually, proc};
 
 /// How long a router may take until it serves. Python takes its time on a busy machine.
@@ -58,7 +59,7 @@ pub enum When {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Direct,
-    Ours,
+    Ours(By),
     Envoy(envoy::Policy),
     Nginx,
     Haproxy,
@@ -70,7 +71,7 @@ const fn router(name: &'static str, kind: Kind, how: &'static str) -> Router {
     Router {
         name,
         how,
-        llm_aware: matches!(kind, Kind::Ours | Kind::Python { .. } | Kind::LiteLlm),
+        llm_aware: matches!(kind, Kind::Ours(_) | Kind::Python { .. } | Kind::LiteLlm),
         told: false,
         when: When::Everybody,
         kind,
@@ -104,7 +105,7 @@ pub(crate) const OURS: &str = "weighbridge";
 pub(crate) const DIRECT: &str = "direct";
 
 /// All of them. Where everybody takes part, of each program all but what is known to be worse; elsewhere the best of each kind.
-pub const ROUTERS: [Router; 18] = [
+pub const ROUTERS: [Router; 19] = [
     router(
         DIRECT,
         Kind::Direct,
@@ -112,8 +113,13 @@ pub const ROUTERS: [Router; 18] = [
     ),
     always(router(
         OURS,
-        Kind::Ours,
-        "everything as shipped: the filter in Envoy and the prober, which has measured the engines before",
+        Kind::Ours(By::Curve),
+        "the filter in Envoy and the prober, which has measured the engines before; `policy: {by: curve}`, all else as shipped",
+    )),
+    always(router(
+        "weighbridge-by-weight",
+        Kind::Ours(By::Weight),
+        "the same without that line: everything as shipped",
     )),
     always(router(
         "envoy-least-request",
@@ -334,7 +340,7 @@ impl Router {
     /// Whether it is the product.
     #[must_use]
     pub fn is_ours(&self) -> bool {
-        self.kind == Kind::Ours
+        matches!(self.kind, Kind::Ours(_))
     }
 
     /// Whether there is no router at all.
@@ -360,7 +366,7 @@ impl Router {
     pub fn program(&self) -> Result<PathBuf> {
         match self.kind {
             Kind::Direct => Ok(PathBuf::new()),
-            Kind::Ours => artifacts::prober(),
+            Kind::Ours(_) => artifacts::prober(),
             Kind::Envoy(_) => artifacts::envoy(),
             Kind::Nginx => on_path("nginx"),
             Kind::Haproxy => on_path("haproxy"),
@@ -377,7 +383,7 @@ impl Router {
         let program = self.program()?;
         match self.kind {
             Kind::Direct => Ok(String::new()),
-            Kind::Ours => Ok(super::commit().await),
+            Kind::Ours(_) => Ok(super::commit().await),
             Kind::Envoy(_) => envoy::version(&program).await,
             Kind::Nginx | Kind::Haproxy => proxies::version(&program).await,
             Kind::Python { package, .. } => python::version(package),
@@ -392,7 +398,7 @@ impl Router {
     pub async fn start(&self, setup: &Setup) -> Result<Running> {
         let started = match self.kind {
             Kind::Direct => direct(setup),
-            Kind::Ours => ours::start(setup).await,
+            Kind::Ours(by) => ours::start(setup, by).await,
             Kind::Envoy(policy) => envoy::start(policy, setup, self.told).await,
             Kind::Nginx => proxies::nginx(&self.program()?, setup, self.told).await,
             Kind::Haproxy => proxies::haproxy(&self.program()?, setup, self.told).await,

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use super::{Front, Part, Running, Setup, WORKERS};
 use crate::fault::ReservedPort;
 use crate::snapshot::{pool, snapshot};
+use crate::wire::By;
 use crate::workload::MODEL;
 use crate::{Envoy, EnvoyOptions, ProberProcess, artifacts};
 
@@ -32,7 +33,8 @@ impl Measured {
     /// When it does not come to an end.
     pub async fn measure(setup: &Setup) -> Result<Self> {
         let dir = TempDir::with_prefix("weighbridge-measured-")?;
-        let (mut envoy, prober, _admin) = both(setup, dir.path()).await?;
+        // With its sweep, which a pool that compares by weight does not miss.
+        let (mut envoy, prober, _admin) = both(setup, By::Curve, dir.path()).await?;
         let endpoints = prober.get("/v1/endpoints").await?["endpoints"].take();
         envoy.process().terminate(super::STOP_DEADLINE).await?;
         prober.terminate().await?;
@@ -46,29 +48,33 @@ impl Measured {
     }
 }
 
-pub(super) async fn start(setup: &Setup) -> Result<Running> {
+pub(super) async fn start(setup: &Setup, by: By) -> Result<Running> {
     let dir = TempDir::with_prefix("weighbridge-ours-")?;
     if let Some(store) = &setup.measured {
         // A copy: what one run teaches is not known to the next.
         std::fs::copy(store, dir.path().join(STORE)).with_context(|| format!("{}", store.display()))?;
     }
-    let (envoy, prober, admin) = both(setup, dir.path()).await?;
+    let (envoy, prober, admin) = both(setup, by, dir.path()).await?;
     let front = Front::one(envoy.gateway());
     let parts = vec![("envoy", Part::Envoy(Box::new(envoy))), ("prober", Part::Prober(Box::new(prober)))];
     Ok(Running { front, parts, _dir: dir, _ports: vec![admin] })
 }
 
 /// Envoy and the prober, when all endpoints are measured and Envoy knows it.
-async fn both(setup: &Setup, dir: &Path) -> Result<(Envoy, ProberProcess, ReservedPort)> {
+async fn both(setup: &Setup, by: By, dir: &Path) -> Result<(Envoy, ProberProcess, ReservedPort)> {
     let admin = ReservedPort::any()?;
     let endpoints: Vec<Value> = setup
         .engines
         .iter()
         .map(|(name, address, _)| json!({"id": name, "address": address.to_string(), "node": name}))
         .collect();
-    let mut pool_config = json!({"name": MODEL, "models": [MODEL], "served_model": MODEL, "endpoints": endpoints});
+    let mut pool_config =
+        json!({"name": MODEL, "models": [MODEL], "served_model": MODEL, "endpoints": endpoints, "policy": {"by": by}});
     for (field, value) in setup.pool.as_object().into_iter().flatten() {
-        pool_config[field] = value.clone();
+        match (pool_config[field].as_object_mut(), value.as_object()) {
+            (Some(section), Some(given)) => section.extend(given.clone()),
+            _ => pool_config[field] = value.clone(),
+        }
     }
     let config = json!({
         "api": {"listen": "127.0.0.1:0"},
