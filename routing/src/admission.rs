@@ -12,8 +12,6 @@
 //! at any length, because an endpoint that computes one prompt only stands still from its end until the gateway knows of it
 //! and has sent the next.
 
-use crate::weight::Weight;
-
 /// Checked settings of admission. What a full pool cannot take now waits in the queue of the live table (see
 /// [`crate::live::queue`]) within these limits; past them it is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +24,7 @@ pub struct Admission {
     pub max_wait_ms: u32,
     /// Waiting so long (ms) is worth one level of priority; 0: low priorities wait for ever.
     pub ageing_ms: u32,
-    /// Prompt tokens that an endpoint may have to compute at a time, per unit of weight; 0: any number. Two prompts always may.
+    /// Prompt tokens that an endpoint may have to compute at a time, at the pool's median prefill speed; 0: any number. Two prompts always may.
     pub prefill_budget_tokens: u32,
 }
 
@@ -42,10 +40,12 @@ impl Default for Admission {
     }
 }
 
-/// The prefill budget of an endpoint in tokens: `base x weight`, to the nearest and at least 1; 0, which is no limit, stays 0.
+/// The prefill budget of an endpoint in tokens: `base x speed`, to the nearest and at least 1; 0, which is no limit, stays 0. `speed` is
+/// its prefill speed over the pool's median, so that what is allowed is the same time everywhere; a weight, which is about decoding, only
+/// stands in for it.
 #[must_use]
-pub fn prefill_budget(base: u32, weight: Weight) -> u32 {
-    if base == 0 { 0 } else { ((f64::from(base) * weight.get()).round() as u32).max(1) }
+pub fn prefill_budget(base: u32, speed: f64) -> u32 {
+    if base == 0 { 0 } else { ((f64::from(base) * speed).round() as u32).max(1) }
 }
 
 /// The longest that a request may be told to stay away (s).
@@ -83,12 +83,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefill_budget_grows_with_weight_and_none_stays_none() {
-        let weight = |weight| Weight::try_new(weight).unwrap();
-        assert_eq!(prefill_budget(16_384, weight(1.0)), 16_384);
-        assert_eq!([prefill_budget(16_384, weight(2.67)), prefill_budget(16_384, weight(0.67))], [43_745, 10_977]);
-        assert_eq!([prefill_budget(0, weight(2.67)), prefill_budget(1, weight(0.01))], [0, 1]);
-        assert_eq!(prefill_budget(u32::MAX, weight(8.0)), u32::MAX);
+    fn a_prefill_budget_grows_with_the_speed_and_none_stays_none() {
+        assert_eq!(prefill_budget(16_384, 1.0), 16_384);
+        assert_eq!([prefill_budget(16_384, 2.67), prefill_budget(16_384, 0.67)], [43_745, 10_977]);
+        assert_eq!([prefill_budget(0, 2.67), prefill_budget(1, 0.01)], [0, 1]);
+        assert_eq!(prefill_budget(u32::MAX, 8.0), u32::MAX);
     }
 
     #[test]

@@ -417,18 +417,31 @@ mod tests {
     }
 
     #[test]
-    fn twice_the_weight_is_twice_the_prefill_budget() {
-        let text = r#"{"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"],
-            "admission": {"prefill_budget_tokens": 10000},
-            "endpoints": [{"id": "a", "address": "10.0.0.1:80", "weight": 0.5}, {"id": "b", "address": "10.0.0.2:80", "weight": 2.0}]}]}"#;
+    fn twice_the_prefill_speed_is_twice_the_budget_and_the_weight_stands_in_for_it() {
+        for endpoints in [
+            r#"{"id": "a", "address": "10.0.0.1:80", "weight": 0.5}, {"id": "b", "address": "10.0.0.2:80", "weight": 2.0}"#,
+            // However fast they decode.
+            r#"{"id": "a", "address": "10.0.0.1:80", "weight": 3.0, "prefill_tps": 1000},
+               {"id": "b", "address": "10.0.0.2:80", "weight": 0.5, "prefill_tps": 4000},
+               {"id": "c", "address": "10.0.0.3:80", "state": "draining", "prefill_tps": 2000}"#,
+        ] {
+            a_has_a_quarter_of_b(endpoints);
+        }
+    }
+
+    fn a_has_a_quarter_of_b(endpoints: &str) {
+        let text = format!(
+            r#"{{"format": 1, "version": 1, "pools": [{{"name": "p", "models": ["m"],
+            "admission": {{"prefill_budget_tokens": 10000}}, "endpoints": [{endpoints}]}}]}}"#
+        );
         let pool = Snapshot::from_json(text.as_bytes()).unwrap().pools.pop().unwrap();
         let ask = |prompt_tokens| Ask {
             prompt_tokens,
             patience: Patience { max_wait_ms: 1, ..Patience::default() },
             ..Ask::default()
         };
-        let loads = |prefill_tokens| [Load { prefills: 2, prefill_tokens, ..Load::default() }; 2];
-        let with = |computing, new| survey(&pool, &loads(computing), &ask(new), |_| 0, 0).excluded;
+        let loads = |prefill_tokens| [Load { prefills: 2, prefill_tokens, ..Load::default() }; 3];
+        let with = |computing, new| survey(&pool, &loads(computing), &ask(new), |_| 0, 0).excluded[..2].to_vec();
         assert_eq!(with(4_000, 1_000), [None, None]);
         assert_eq!(with(4_000, 1_001), [Some(Exclusion::Prefill), None]);
         assert_eq!(with(19_000, 1_000), [Some(Exclusion::Prefill), None]);

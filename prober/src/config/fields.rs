@@ -327,7 +327,7 @@ static ADMISSION: Kind = Kind::Section(&[
     field(
         "prefill_budget",
         COUNT,
-        "Uncached prompt tokens that an endpoint may have to compute at a time, per unit of weight; two prompts always may. 0: as many as come. [admission.md](admission.md#how-it-works)",
+        "Uncached prompt tokens that an endpoint may have to compute at a time, at the pool's median prefill speed, and in proportion to its own; two prompts always may. 0: as many as come. [admission.md](admission.md#how-it-works)",
     ),
     field("fairness", TEXT, "Between whom turns are taken inside a priority: `none`, `user`, or `header:<name>`.")
         .but("`none`, `user`, or `header:` and a name in lower case"),

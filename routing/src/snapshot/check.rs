@@ -13,7 +13,7 @@ use crate::admission::prefill_budget;
 use crate::curve::Curve;
 use crate::live::passive;
 use crate::policy::{AnyPolicy, Choices, Score};
-use crate::weight::{Weight, cap};
+use crate::weight::{Weight, cap, median};
 
 pub(super) fn refuse<T>(field: String, value: impl ToString, expected: &'static str) -> Result<T, SnapshotError> {
     Err(SnapshotError::Field { field, value: value.to_string(), expected })
@@ -104,13 +104,14 @@ fn check_pool(index: usize, raw: wire::Pool, alarms: &mut Vec<String>) -> Result
     if raw.endpoints.len() > MAX_ENDPOINTS_PER_POOL {
         return refuse(field("endpoints"), format!("{} endpoints", raw.endpoints.len()), "at most 1024 endpoints");
     }
+    let median_prefill_tps = median(raw.endpoints.iter().filter_map(|endpoint| endpoint.prefill_tps));
     let (mut ids, mut holders) = (HashSet::new(), HashSet::new());
     let mut endpoints = Vec::with_capacity(raw.endpoints.len());
     for (nth, endpoint) in raw.endpoints.into_iter().enumerate() {
-        let mut endpoint =
-            check_endpoint(&field(&format!("endpoints[{nth}]")), endpoint, &raw.admission, &raw.affinity, alarms)?;
+        let field = field(&format!("endpoints[{nth}]"));
+        let mut endpoint = check_endpoint(&field, endpoint, &raw.admission, &raw.affinity, median_prefill_tps, alarms)?;
         if !ids.insert(endpoint.id.clone()) {
-            return refuse(field(&format!("endpoints[{nth}].id")), endpoint.id, "an id that is used once in the pool");
+            return refuse(format!("{field}.id"), endpoint.id, "an id that is used once in the pool");
         }
         // 16 bits collide now and then; two endpoints that share one would hold each other's prefixes.
         while !holders.insert(endpoint.holder) {
@@ -277,6 +278,7 @@ fn check_endpoint(
     raw: wire::Endpoint,
     admission: &wire::Admission,
     affinity: &wire::Affinity,
+    median_prefill_tps: Option<f64>,
     alarms: &mut Vec<String>,
 ) -> Result<Endpoint, SnapshotError> {
     if !is_id(&raw.id) {
@@ -297,6 +299,12 @@ fn check_endpoint(
             None
         }
     };
+    let measured_tps = raw.prefill_tps.filter(|tps| is_speed(*tps));
+    // Without a reading the weight stands in: what decodes faster mostly computes prompts faster, too.
+    let prefill_speed = match (measured_tps, median_prefill_tps) {
+        (Some(tps), Some(median_tps)) => tps / median_tps,
+        _ => weight.get(),
+    };
     if raw.cap == Some(0) {
         return refuse(format!("{field}.cap"), 0, "a number from 1, or nothing");
     }
@@ -310,9 +318,9 @@ fn check_endpoint(
         weight,
         curve,
         cap: raw.cap.unwrap_or_else(|| cap(admission.base_cap, weight)),
-        prefill_budget: prefill_budget(admission.prefill_budget_tokens, weight),
+        prefill_budget: prefill_budget(admission.prefill_budget_tokens, prefill_speed),
         context_window: raw.context_window,
-        prefill_tps: raw.prefill_tps.filter(|tps| is_speed(*tps)).unwrap_or(affinity.prefill_tps),
+        prefill_tps: measured_tps.unwrap_or(affinity.prefill_tps),
         kv_tokens: raw.kv_tokens.unwrap_or(affinity.kv_tokens).max(1),
         epoch: raw.epoch,
         state: raw.state,

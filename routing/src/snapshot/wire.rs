@@ -320,7 +320,7 @@ pub struct Admission {
     pub max_wait_ms: u32,
     /// Waiting so long (ms) is worth one level of priority.
     pub ageing_ms: u32,
-    /// Prompt tokens that an endpoint may have to compute at a time, per unit of weight.
+    /// Prompt tokens that an endpoint may have to compute at a time, at the pool's median prefill speed.
     pub prefill_budget_tokens: u32,
     /// Between whom turns are taken inside a priority: `none`, `user`, or `header:<name>`.
     pub fairness: String,

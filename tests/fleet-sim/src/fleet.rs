@@ -149,7 +149,7 @@ impl Fleet {
             .zip(self.weights())
             .enumerate()
             .map(|(nth, (engine, weight))| {
-                let curve = tuning.curve.then(|| self.curves[nth].clone()).unwrap_or_default();
+                let curve = if tuning.curve { self.curves[nth].clone() } else { Vec::new() };
                 let Standing { ready, epoch } = standing.get(nth).copied().unwrap_or_default();
                 json!({"id": format!("e{nth}"), "address": format!("127.{}.{}.1:8000", nth / 256, nth % 256),
                     "weight": weight, "curve": curve, "prefill_tps": engine.prefill_tps * scale, "kv_tokens": engine.kv_capacity_tokens,
