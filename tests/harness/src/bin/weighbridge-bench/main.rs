@@ -1,6 +1,7 @@
 //! Benchmarks of the gateway. Each prints a table for people and, last, one line of JSON.
 
 mod calibrate;
+mod calls;
 mod chaos;
 mod index;
 mod long;
@@ -30,7 +31,9 @@ struct Arguments {
 enum Command {
     /// CPU per request of Envoy without and with the filter, interleaved, at three body sizes, with and without escapes.
     Overhead(overhead::Options),
-    /// The same for a streamed answer of many chunks.
+    /// Host calls per request, counted in Envoy's own trace of the filter, and the bytes that they move.
+    Calls(calls::Options),
+    /// The same as `overhead` for a streamed answer of many chunks.
     Stream(stream::Options),
     /// Added latency and CPU of a prompt of a million tokens (4 MB).
     Long(long::Options),
@@ -69,6 +72,7 @@ enum Command {
 async fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Overhead(options) => overhead::run(&options).await,
+        Command::Calls(options) => calls::run(&options).await,
         Command::Stream(options) => stream::run(&options).await,
         Command::Long(options) => long::run(&options).await,
         Command::Multiturn(options) => multiturn::run(&options).await,

@@ -6,9 +6,6 @@ use harness::load::Call;
 use crate::output;
 use crate::pair::{COLUMNS, Escapes, Pair, Turns, chat};
 
-/// Distinct bodies per size, so that no cache sees only one prompt.
-const BODIES: usize = 16;
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
@@ -16,6 +13,10 @@ pub(crate) struct Options {
     /// Requests per turn with 4 KB bodies; half at 64 KB, a tenth at 1 MB.
     #[arg(long, default_value_t = 4000)]
     requests: usize,
+    /// Distinct prompts per size, sent in turn: 16, so that no cache sees only one; as many as there are requests, and the filter has
+    /// never seen the prompt that comes.
+    #[arg(long, default_value_t = 16)]
+    prompts: usize,
     /// Only these sizes (`4 KB`, `64 KB`, `1 MB`) and kinds of text (`no escapes`, `prose`, `code`).
     #[arg(long)]
     only: Vec<String>,
@@ -46,7 +47,7 @@ pub(crate) async fn run(options: &Options) -> Result<()> {
             if !options.wants(escapes.as_str()) {
                 continue;
             }
-            let calls: Vec<Call> = (0..BODIES).map(|nth| chat(bytes, escapes, nth)).collect();
+            let calls: Vec<Call> = (0..options.prompts.max(1)).map(|nth| chat(bytes, escapes, nth)).collect();
             let what = format!("{size}, {}", escapes.as_str());
             for compared in pair.compare(&options.turns, requests, &calls).await? {
                 results.push(compared.json(&what));

@@ -45,6 +45,16 @@ pub(crate) struct Sides {
     no_access_log: bool,
 }
 
+impl Sides {
+    /// The builds of the filter, with their labels; `None` is the one that `scripts/build` makes.
+    pub(crate) fn builds(&self) -> Vec<(&str, Option<PathBuf>)> {
+        if self.modules.is_empty() {
+            return vec![("", None)];
+        }
+        self.modules.iter().map(|(label, path)| (label.as_str(), Some(path.clone()))).collect()
+    }
+}
+
 fn labelled(text: &str) -> Result<(String, PathBuf), String> {
     let (label, path) = text.split_once('=').ok_or("expected LABEL=PATH")?;
     let path = std::fs::canonicalize(path).map_err(|error| format!("{path}: {error}"))?;
@@ -88,36 +98,35 @@ impl Pair {
             Envoy::start(EnvoyOptions { concurrency, filter, wasm, edit, ..EnvoyOptions::fixed(fleet) }).await
         };
         let plain = envoy(false, None, sides.endpoints.first().copied().unwrap_or(1)).await?;
-        let mut modules: Vec<_> = sides.modules.iter().map(|(label, path)| (label.as_str(), Some(path))).collect();
-        if modules.is_empty() {
-            modules.push(("", None));
-        }
         let mut filtered = Vec::new();
-        for (label, path) in modules {
+        for (label, path) in sides.builds() {
             for count in &sides.endpoints {
                 let size = if sides.endpoints.len() > 1 { format!("{count} endpoints") } else { String::new() };
                 let label = [label, &size].join(" ").trim().to_owned();
-                filtered.push((label, envoy(true, path.cloned(), *count).await?));
+                filtered.push((label, envoy(true, path.clone(), *count).await?));
             }
         }
         Ok(Self { plain, filtered, _echo: echo })
     }
 
-    /// `requests` requests per turn, taken in turn from `calls`. One result for each build of the filter.
+    /// `requests` requests per turn, taken in turn from `calls`, the same for all sides. One result for each build of the filter.
     pub(crate) async fn compare(&self, turns: &Turns, requests: usize, calls: &[Call]) -> Result<Vec<Compared>> {
         let requests = requests.max(turns.connections);
-        let turn = async |envoy: &Envoy, requests: usize| cost(envoy, turns.connections, requests, calls).await;
+        let turn = async |envoy: &Envoy, from: usize, requests: usize| {
+            cost(envoy, turns.connections, from, requests, calls).await
+        };
+        let warm_up = requests / 4 + 1;
         let envoys: Vec<&Envoy> =
             std::iter::once(&self.plain).chain(self.filtered.iter().map(|(_, envoy)| envoy)).collect();
         // Connections, buffers and the engine's code are warm before anything counts.
         for envoy in &envoys {
-            turn(envoy, requests / 4 + 1).await?;
+            turn(envoy, 0, warm_up).await?;
         }
         let mut costs = vec![Vec::new(); envoys.len()];
         for round in 0..turns.rounds {
             for nth in 0..envoys.len() {
                 let nth = if round % 2 == 0 { nth } else { envoys.len() - 1 - nth };
-                costs[nth].push(turn(envoys[nth], requests).await?);
+                costs[nth].push(turn(envoys[nth], warm_up + round * requests, requests).await?);
             }
         }
         let median = |costs: &[Cost]| Cost {
@@ -168,11 +177,12 @@ impl Compared {
 /// What [`Compared::cells`] are.
 pub(crate) const COLUMNS: [&str; 4] = ["no filter (us)", "filter (us)", "ratio", "(min .. max)"];
 
-async fn cost(envoy: &Envoy, connections: usize, requests: usize, calls: &[Call]) -> Result<Cost> {
+async fn cost(envoy: &Envoy, connections: usize, from: usize, requests: usize, calls: &[Call]) -> Result<Cost> {
     let calls = calls.to_vec();
     let before = envoy.cpu_seconds()?;
     let report: Report =
-        load::closed_loop(envoy.gateway(), connections, requests, move |nth| calls[nth % calls.len()].clone()).await;
+        load::closed_loop(envoy.gateway(), connections, requests, move |nth| calls[(from + nth) % calls.len()].clone())
+            .await;
     let used = envoy.cpu_seconds()? - before;
     ensure!(report.ok() == requests, "not every request was answered: {:?}", report.by_status());
     let latency_us = report.duration_quantile(0.5).as_secs_f64() * 1e6;
