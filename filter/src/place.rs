@@ -242,13 +242,12 @@ fn look_up(pool: &Pool, shape: Shape, request: &Request, bytes_per_token: f64, n
         let before = request.previous_response.map_or(0, |_| RESPONSE_TOKENS);
         let prefix = |checkpoint: Checkpoint| Prefix {
             hash: checkpoint.hash,
-            group: checkpoint.group,
             tokens: before + (checkpoint.bytes as f64 / bytes_per_token) as u64,
         };
         // In place: they have the same size.
         prefixes = checkpoints.seeded(model).into_iter().map(prefix).collect();
         if let Some(hash) = request.previous_response {
-            prefixes.insert(0, Prefix { hash, group: hash, tokens: before });
+            prefixes.insert(0, Prefix { hash, tokens: before });
         }
     }
     vm::with(|vm| {

@@ -253,7 +253,7 @@ impl Vm {
     pub(crate) fn learn_response(&mut self, pool: &Pool, endpoint: &Endpoint, id: u64, place: usize, now_ms: u64) {
         if pool.affinity.enabled {
             let clock = pool_state(&mut self.pools, self.id, &pool.name).row.clock(endpoint.key, place);
-            let mut search = self.search(pool, vec![Prefix { hash: id, group: id, tokens: 1 }], None, now_ms);
+            let mut search = self.search(pool, vec![Prefix { hash: id, tokens: 1 }], None, now_ms);
             search.learn(place, clock, &mut Index);
         }
     }

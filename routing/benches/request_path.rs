@@ -92,9 +92,7 @@ fn parse(criterion: &mut Criterion) {
 
 fn prefixes(request: &Request) -> Vec<Prefix> {
     let seeded = request.prompt.checkpoints.seeded("bench").into_iter();
-    seeded
-        .map(|checkpoint| Prefix { hash: checkpoint.hash, group: checkpoint.group, tokens: checkpoint.bytes / 4 })
-        .collect()
+    seeded.map(|checkpoint| Prefix { hash: checkpoint.hash, tokens: checkpoint.bytes / 4 }).collect()
 }
 
 fn admitted(change: Change<Verdict>) -> Admitted {

@@ -24,7 +24,8 @@ pub struct Admission {
     pub max_wait_ms: u32,
     /// Waiting so long (ms) is worth one level of priority; 0: low priorities wait for ever.
     pub ageing_ms: u32,
-    /// Prompt tokens that an endpoint may have to compute at a time, at the pool's median prefill speed; 0: any number. Two prompts always may.
+    /// Prompt tokens that an endpoint may have to compute at a time, at the pool's median prefill speed; 0: any number. Two
+    /// prompts always may.
     pub prefill_budget_tokens: u32,
 }
 
@@ -40,9 +41,9 @@ impl Default for Admission {
     }
 }
 
-/// The prefill budget of an endpoint in tokens: `base x speed`, to the nearest and at least 1; 0, which is no limit, stays 0. `speed` is
-/// its prefill speed over the pool's median, so that what is allowed is the same time everywhere; a weight, which is about decoding, only
-/// stands in for it.
+/// The prefill budget of an endpoint in tokens: `base x speed`, to the nearest and at least 1; 0, which is no limit, stays 0.
+/// `speed` is its prefill speed over the pool's median, so that what is allowed is the same time everywhere; a weight, which is
+/// about decoding, only stands in for it.
 #[must_use]
 pub fn prefill_budget(base: u32, speed: f64) -> u32 {
     if base == 0 { 0 } else { ((f64::from(base) * speed).round() as u32).max(1) }

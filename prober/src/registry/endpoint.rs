@@ -246,11 +246,13 @@ impl Endpoint {
         self.kept = kept;
     }
 
-    /// Its curve in shares of the throughput that its weight stands for, for a pool that compares by it; else nothing.
-    pub(super) fn shares(&self) -> Vec<(u32, f64)> {
-        let measurement = self.kept.as_ref().map(|kept| &kept.measurement).filter(|_| self.sizing.by == By::Curve);
-        let Some(Measurement { throughput_tps, curve: Some(curve), .. }) = measurement else { return Vec::new() };
-        curve.steps().iter().map(|step| (step.concurrency, rounded(step.throughput_tps / throughput_tps))).collect()
+    /// Its curve in shares of what it has at the concurrency of a burst, which is what its weight stands for; for a pool that compares by
+    /// it, else nothing. By the curve itself, which may be older than the weight.
+    pub(super) fn shares(&self, burst: u32) -> Vec<(u32, f64)> {
+        let curve = self.kept.as_ref().and_then(|kept| kept.measurement.curve.as_ref());
+        let Some(curve) = curve.filter(|_| self.sizing.by == By::Curve) else { return Vec::new() };
+        let whole_tps = curve.throughput_at(burst.into());
+        curve.steps().iter().map(|step| (step.concurrency, rounded(step.throughput_tps / whole_tps))).collect()
     }
 
     /// What its signals say about its curve; `true` when its cap has moved.
@@ -275,9 +277,13 @@ impl Endpoint {
     pub fn alarms(&self) -> Vec<(Code, String)> {
         let swept = self.kept.as_ref().filter(|_| self.sizing.sweeps()).map(|kept| &kept.measurement);
         let sweep = swept.and_then(|swept| Some((swept, swept.sweep_error.as_deref()?))).map(|(swept, why)| {
-            let what = if self.sizing.mode == Mode::Measured { "the cap" } else { "how it is compared" };
-            let now = if swept.curve.is_some() { "stays as measured before" } else { "follows the weight" };
-            format!("the last sweep of concurrency failed: {why}; {what} {now}")
+            let now = match (self.sizing.mode, swept.curve.is_some()) {
+                (Mode::Measured, true) => "the cap stays as measured before",
+                (Mode::Measured, false) => "the cap follows the weight",
+                (Mode::Weight, true) => "it is compared by the curve before",
+                (Mode::Weight, false) => "it is compared by the curve of the endpoint nearest in weight",
+            };
+            format!("the last sweep of concurrency failed: {why}; {now}")
         });
         let floor = self.measured.as_ref().and_then(Measured::alarm);
         let late = self.emptying.filter(|emptying| emptying.said == Some(Progress::Overdue));

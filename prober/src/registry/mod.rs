@@ -129,6 +129,8 @@ pub struct Registry {
     filter: wire::Filter,
     pools: Vec<config::Pool>,
     clamp: Clamp,
+    /// Requests at once of a burst.
+    burst: u32,
     networks: config::Networks,
     endpoints: BTreeMap<String, Endpoint>,
     memory: Memory,
@@ -189,6 +191,7 @@ impl Registry {
             filter: config.filter.clone(),
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
+            burst: config.probe.concurrency,
             networks: config.networks.clone(),
             endpoints: BTreeMap::new(),
             memory,

@@ -87,7 +87,7 @@ impl Registry {
                         address: endpoint.address.to_string(),
                         weight: verdict.weight.get().into(),
                         cap: Some(verdict.cap),
-                        curve: endpoint.shares(),
+                        curve: endpoint.shares(self.burst),
                         context_window: endpoint.context_window(),
                         prefill_tps: endpoint.kept.as_ref().and_then(|kept| kept.measurement.prefill_tps).map(rounded),
                         kv_tokens: endpoint.kv_tokens,

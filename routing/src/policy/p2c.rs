@@ -43,8 +43,9 @@ impl Policy for P2c {
     fn weigh(&self, scene: &Scene<'_>, _: &mut dyn Holders, candidates: &mut [Candidate]) -> Frame {
         for candidate in candidates {
             let in_flight = scene.load(candidate).total();
-            candidate.cost =
-                scene.endpoint(candidate).map_or(f64::MAX, |endpoint| scene.pool.load(endpoint, in_flight));
+            // Candidates are places of the pool: there is always one.
+            let load = scene.endpoint(candidate).map(|endpoint| scene.pool.load(endpoint, in_flight));
+            candidate.cost = load.unwrap_or(f64::INFINITY);
         }
         Frame::default()
     }

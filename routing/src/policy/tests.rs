@@ -305,9 +305,9 @@ fn by_curve_an_idle_slow_endpoint_does_not_beat_a_fast_one_that_has_room() {
 }
 
 #[test]
-fn by_curve_one_without_a_curve_counts_as_steady() {
+fn by_curve_where_nobody_has_a_curve_requests_count_for_the_weight() {
     let mut pool = curved("curve");
-    pool.endpoints[1].curve = None;
+    pool.endpoints.iter_mut().for_each(|endpoint| endpoint.curve = None);
     assert_eq!(pool.share(&pool.endpoints[1], 3), Some(1.0));
     assert_eq!(pool.load(&pool.endpoints[1], 3), 4.0 / 1.33);
 }

@@ -12,9 +12,6 @@
 //! At most [`MAX_CHECKPOINTS`], however long the prompt: the first 8 and the last 24 stay; between them those go first whose
 //! ordinal has the fewest trailing zero bits, oldest first, so that what is left lies ever wider apart, and at the same
 //! places in both of two conversations that share them. Cost: 40 comparisons for each checkpoint beyond 40.
-//!
-//! Checkpoints that follow one another are looked for together. So [`GROUP`] of them, counted from the first, dropped ones
-//! included, are known by the hash of the first of them ([`Checkpoint::group`]): whoever has one of them in his prompt has that one, too.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -23,9 +20,6 @@ pub const MAX_CHECKPOINTS: usize = 40;
 
 /// Prompt text between two checkpoints, at least.
 pub const MIN_SPACING_BYTES: u64 = 256;
-
-/// Checkpoints of a group.
-pub const GROUP: u64 = 8;
 
 /// These stay, whatever comes after.
 const FIRST: usize = 8;
@@ -38,8 +32,6 @@ const LAST: usize = 24;
 pub struct Checkpoint {
     /// Hash of everything before it; never 0.
     pub hash: u64,
-    /// What it has in common with those next to it, and with no others.
-    pub group: u64,
     /// Prompt bytes before it, as JSON has them, escapes included, plus 4 for each token id.
     pub bytes: u64,
 }
@@ -56,7 +48,6 @@ pub struct Trail {
     /// With their ordinals, which count the dropped ones too.
     kept: Vec<(u64, Checkpoint)>,
     ordinal: u64,
-    group: u64,
     last_text: u64,
     /// Hash up to the end of the first message that is no system prompt.
     home: Option<u64>,
@@ -79,14 +70,11 @@ impl Trail {
             return;
         }
         self.last_text = text;
-        if self.ordinal.is_multiple_of(GROUP) {
-            self.group = hash;
-        }
         self.ordinal += 1;
         if self.kept.capacity() == 0 {
             self.kept.reserve_exact(8);
         }
-        self.kept.push((self.ordinal, Checkpoint { hash, group: self.group, bytes }));
+        self.kept.push((self.ordinal, Checkpoint { hash, bytes }));
         if self.kept.len() > Self::CAPACITY {
             let middle = self.kept.iter().enumerate().take(Self::CAPACITY + 1 - LAST).skip(FIRST);
             if let Some((at, _)) = middle.min_by_key(|(_, (ordinal, _))| ordinal.trailing_zeros()) {
@@ -135,12 +123,11 @@ impl Checkpoints {
         let before = self.before(model);
         let mut checkpoints = Vec::with_capacity(self.trail.kept.len() + 1);
         if self.preamble.text >= MIN_SPACING_BYTES {
-            checkpoints.push(Checkpoint { hash: before.max(1), group: before, bytes: self.preamble.bytes });
+            checkpoints.push(Checkpoint { hash: before.max(1), bytes: self.preamble.bytes });
         }
         let seed = self.seed(before);
         checkpoints.extend(self.trail.kept.iter().map(|(_, checkpoint)| Checkpoint {
             hash: mix(seed, checkpoint.hash).max(1),
-            group: seed ^ checkpoint.group,
             bytes: self.preamble.bytes + checkpoint.bytes,
         }));
         checkpoints
@@ -198,26 +185,6 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_on_as_the_conversation_does() {
-        let groups = |count| {
-            let checkpoints =
-                Checkpoints::new(Preamble { text: 256, ..Preamble::default() }, trail(1..=count)).seeded("m");
-            checkpoints.iter().map(|checkpoint| checkpoint.group).collect::<Vec<_>>()
-        };
-        let long = groups(20);
-        // The preamble is many conversations', the rest goes by eights.
-        let sizes: Vec<_> = long.chunk_by(PartialEq::eq).map(<[u64]>::len).collect();
-        assert_eq!(sizes, [1, 8, 8, 4]);
-        for count in 1..20 {
-            assert_eq!(groups(count)[..], long[..=count as usize]);
-        }
-        // What was dropped between them counts.
-        let thinned = groups(1_000);
-        assert_eq!(thinned[..9], long[..9]);
-        assert!(thinned.chunk_by(PartialEq::eq).all(|group| group.len() as u64 <= GROUP));
-    }
-
-    #[test]
     fn another_model_salt_or_previous_response_never_matches() {
         let of = |preamble, model| Checkpoints::new(preamble, trail(1..=5)).seeded(model);
         let plain = of(Preamble::default(), "a");
@@ -228,7 +195,6 @@ mod tests {
             of(Preamble { previous: 1, ..Preamble::default() }, "a"),
         ] {
             assert!(other.iter().all(|checkpoint| plain.iter().all(|of_plain| of_plain.hash != checkpoint.hash)));
-            assert!(other.iter().all(|checkpoint| plain.iter().all(|of_plain| of_plain.group != checkpoint.group)));
         }
         assert!(Checkpoints::default().seeded("a").is_empty());
     }

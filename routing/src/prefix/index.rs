@@ -6,7 +6,7 @@
 //!
 //! | entry | bits | |
 //! |---|---|---|
-//! | tag | 24 | of the checkpoint's hash; with shard and set, 39 bits tell prefixes apart, 27 those of one group |
+//! | tag | 24 | of the checkpoint's hash; with shard and set, 39 bits tell prefixes apart |
 //! | holder | 16 | [`Endpoint::holder`](crate::snapshot::Endpoint::holder); 0 marks an empty entry |
 //! | clock | 12 | the holder's token clock when it was last seen to hold this, in 64ths of its KV cache |
 //! | time | 12 | when, in units of 16 s: for eviction only |
@@ -16,13 +16,9 @@
 //! live table, advanced by what each request adds (uncached prompt and answer). An entry older than the holder's whole
 //! cache does not count. An ejection moves the clock on by two caches: forgotten.
 //!
-//! **Where an entry lies**: the shard is that of its group ([`Checkpoint::group`](super::checkpoints::Checkpoint::group)), the set
-//! that of its own hash. So what one conversation looks for and learns lies in one shard or two, each read and written
-//! once: a shared value costs by the call, hardly by the byte.
-//!
 //! **Look-up**: whoever holds a checkpoint holds all shorter ones, so the longest match is found by looking at the three
 //! longest (a conversation's next turn matches there) and then by bisection: at most `3 + log2(n)` reads of 512 bytes for
-//! n checkpoints, and one for those of a group that are looked at one after the other. Where an eviction tore a hole, a shorter match is found; that costs a little affinity, never correctness.
+//! n checkpoints. Where an eviction tore a hole, a shorter match is found; that costs a little affinity, never correctness.
 //!
 //! **Learning**: when a response begins, the checkpoints beyond the known match are written for the endpoint that
 //! answers. Those below are written again only after an eighth of the cache has been turned over.
@@ -72,8 +68,6 @@ pub trait Shards {
 pub struct Prefix {
     /// Its checkpoint's hash.
     pub hash: u64,
-    /// What it shares with those that are read and written with it; its hash where there are none.
-    pub group: u64,
     /// Its length in tokens, by estimate.
     pub tokens: u64,
 }
@@ -137,7 +131,6 @@ impl Search {
         };
         let count = search.prefixes.len();
         let one_by_one = count.saturating_sub(LOOK_AT_LONGEST);
-        let shards = &mut Near::new(shards);
         search.matched = (one_by_one..count)
             .rev()
             .find(|nth| !search.look(*nth, shards).is_empty())
@@ -190,7 +183,6 @@ impl Search {
         shards: &mut impl Shards,
     ) -> Option<(Vec<usize>, u64)> {
         let count = self.matched? + 1;
-        let shards = &mut Near::new(shards);
         let mut held = |nth| self.look(nth, shards).iter().any(|held| wanted(held.place));
         let one_by_one = count.saturating_sub(LOOK_AT_LONGEST);
         let nth = (one_by_one..count).rev().find(|nth| held(*nth)).or_else(|| last_true(one_by_one, held))?;
@@ -199,7 +191,7 @@ impl Search {
     }
 
     /// Writes down that the endpoint at `place`, whose token clock is `clock`, has the whole prompt now. Returns how many
-    /// entries were written; those of a group at once.
+    /// entries were written.
     pub fn learn(&mut self, place: usize, clock: u64, shards: &mut impl Shards) -> usize {
         let Some(holder) = self.holders.get(place).copied() else { return 0 };
         let holder = Holder { parts: clock / holder.part, ..holder };
@@ -208,14 +200,12 @@ impl Search {
             _ => 0,
         };
         let new = self.prefixes.get(from..).unwrap_or_default();
-        let together = new.chunk_by(|one, next| one.shard() == next.shard());
-        together.map(|group| if write(group, holder, self.time, shards) { group.len() } else { 0 }).sum()
+        new.iter().filter(|prefix| write(prefix.hash, holder, self.time, shards)).count()
     }
 
     /// The longest prefix that one endpoint holds.
     fn held_by(&mut self, place: usize, shards: &mut impl Shards) -> Option<(usize, Held)> {
         let up_to = self.matched? + 1;
-        let shards = &mut Near::new(shards);
         let mut held = |nth| self.look(nth, shards).iter().find(|held| held.place == place).copied();
         if let Some(held) = held(up_to - 1) {
             return Some((up_to - 1, held));
@@ -225,29 +215,9 @@ impl Search {
     }
 
     /// Who holds a prefix; read once.
-    fn look<S: Shards>(&mut self, nth: usize, shards: &mut Near<'_, S>) -> &[Held] {
+    fn look(&mut self, nth: usize, shards: &mut impl Shards) -> &[Held] {
         let (Some(prefix), Some(seen)) = (self.prefixes.get(nth), self.seen.get_mut(nth)) else { return &[] };
-        seen.get_or_insert_with(|| read(prefix, &self.holders, shards))
-    }
-}
-
-/// The shard that was read last is the one that is looked at next, mostly. Lives for one look through the index only: what
-/// it keeps grows old.
-struct Near<'a, S> {
-    shards: &'a mut S,
-    last: Option<(u64, Option<Vec<u8>>)>,
-}
-
-impl<'a, S: Shards> Near<'a, S> {
-    fn new(shards: &'a mut S) -> Self {
-        Near { shards, last: None }
-    }
-
-    fn read(&mut self, shard: u64) -> &[u8] {
-        if self.last.as_ref().is_none_or(|(last, _)| *last != shard) {
-            self.last = Some((shard, self.shards.load(shard).0));
-        }
-        self.last.as_ref().and_then(|(_, bytes)| bytes.as_deref()).unwrap_or_default()
+        seen.get_or_insert_with(|| read(prefix.hash, &self.holders, shards))
     }
 }
 
@@ -290,16 +260,10 @@ fn last_true(count: usize, mut test: impl FnMut(usize) -> bool) -> Option<usize>
     from.checked_sub(1)
 }
 
-impl Prefix {
-    fn shard(&self) -> u64 {
-        self.group % SHARDS
-    }
-
-    /// Where it lies in its shard: the first byte of its set, and its tag.
-    fn locate(&self) -> (usize, u64) {
-        let set = (self.hash / SHARDS % SETS as u64) as usize;
-        (set * WAYS * ENTRY, self.hash >> 40)
-    }
+/// Where a hash lives: shard, first byte of its set, and tag.
+fn locate(hash: u64) -> (u64, usize, u64) {
+    let set = (hash / SHARDS % SETS as u64) as usize;
+    (hash % SHARDS, set * WAYS * ENTRY, hash >> 40)
 }
 
 /// One entry, taken apart.
@@ -332,9 +296,10 @@ fn words(bytes: &[u8], at: usize) -> impl Iterator<Item = u64> {
     set.as_chunks::<ENTRY>().0.iter().map(|chunk| u64::from_le_bytes(*chunk))
 }
 
-fn read<S: Shards>(prefix: &Prefix, holders: &[Holder], shards: &mut Near<'_, S>) -> Vec<Held> {
-    let (at, tag) = prefix.locate();
-    let entries = words(shards.read(prefix.shard()), at).filter_map(Entry::decode).filter(|entry| entry.tag == tag);
+fn read(hash: u64, holders: &[Holder], shards: &mut impl Shards) -> Vec<Held> {
+    let (shard, at, tag) = locate(hash);
+    let Some(bytes) = shards.load(shard).0 else { return Vec::new() };
+    let entries = words(&bytes, at).filter_map(Entry::decode).filter(|entry| entry.tag == tag);
     let held = entries.flat_map(|entry| {
         let known = holders.iter().enumerate().filter(move |(_, holder)| holder.id == entry.holder);
         known.map(move |(place, holder)| Held { place, age: age(holder.parts, entry.clock) })
@@ -351,20 +316,17 @@ fn age(now: u64, written: u64) -> u64 {
     }
 }
 
-/// Writes the entries of prefixes that lie in one shard; `false` when they could not be written, which costs a match and
-/// nothing else.
-fn write(prefixes: &[Prefix], holder: Holder, time: u64, shards: &mut impl Shards) -> bool {
-    let Some(shard) = prefixes.first().map(Prefix::shard) else { return true };
+/// Writes an entry; `false` when it could not be written, which costs a match and nothing else.
+fn write(hash: u64, holder: Holder, time: u64, shards: &mut impl Shards) -> bool {
+    let (shard, at, tag) = locate(hash);
+    let entry = Entry { tag, holder: holder.id, clock: holder.parts & CLOCK_MASK, time };
     for _ in 0..TRIES {
         let (bytes, token) = shards.load(shard);
         // Bytes of another length can only be those of another format.
         let mut bytes = bytes.filter(|bytes| bytes.len() == SHARD_BYTES).unwrap_or_else(|| vec![0; SHARD_BYTES]);
-        for (at, tag) in prefixes.iter().map(Prefix::locate) {
-            let entry = Entry { tag, holder: holder.id, clock: holder.parts & CLOCK_MASK, time };
-            let way = victim(words(&bytes, at), entry);
-            if let Some(place) = bytes.get_mut(at + way * ENTRY..).and_then(|rest| rest.first_chunk_mut()) {
-                *place = entry.encode().to_le_bytes();
-            }
+        let way = victim(words(&bytes, at), entry);
+        if let Some(place) = bytes.get_mut(at + way * ENTRY..).and_then(|rest| rest.first_chunk_mut()) {
+            *place = entry.encode().to_le_bytes();
         }
         match shards.store(shard, &bytes, token) {
             Ok(()) => return true,

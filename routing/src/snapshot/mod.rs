@@ -199,7 +199,8 @@ pub struct Endpoint {
     pub address: String,
     /// Relative capacity.
     pub weight: Weight,
-    /// How much of its weight it has at how many requests; nothing where that was not measured.
+    /// How much of its weight it has at how many requests. In a pool that compares by curve, one that was not measured has that of the
+    /// one nearest in weight; nothing where nobody was.
     pub curve: Option<Curve>,
     /// The most requests in flight.
     pub cap: u32,

@@ -50,12 +50,29 @@ fn a_broken_curve_counts_as_none_and_is_told() {
     assert_eq!((pool.share(&pool.endpoints[0], 7), snapshot.alarms.len()), (Some(1.0), 0));
     value["pools"][0]["endpoints"][0]["curve"] = json!([[2, 0.5]]);
     let snapshot = read(&value).unwrap();
-    assert!(snapshot.pools[0].endpoints[0].curve.is_none());
+    assert!(snapshot.pools[0].endpoints.iter().all(|endpoint| endpoint.curve.is_none()));
     assert!(snapshot.alarms[0].contains("curve") && snapshot.alarms[0].contains("2 requests"), "{:?}", snapshot.alarms);
     value["pools"][0]["policy"] = json!({"name": "score", "by": "curve"});
     assert!(read(&value).unwrap_err().to_string().contains(r#"policy.by is "curve": expected weight"#));
     value["pools"][0]["policy"] = json!({"name": "p2c", "by": "guess"});
     assert!(read(&value).unwrap_err().to_string().contains("guess"));
+}
+
+#[test]
+fn by_curve_one_without_a_curve_has_that_of_its_nearest() {
+    let endpoint = |id: &str, weight: f64, curve: Value| json!({"id": id, "address": format!("10.0.0.1:8{}", id.len()), "weight": weight, "curve": curve});
+    let endpoints = [
+        endpoint("a", 3.0, json!([[1, 0.1], [16, 1.0]])),
+        endpoint("bb", 0.5, json!([[1, 0.3], [16, 1.0]])),
+        endpoint("ccc", 0.6, json!([])),
+    ];
+    let pool = |by: &str| {
+        let pool = json!({"name": "p", "models": ["m"], "policy": {"name": "p2c", "by": by}, "endpoints": endpoints});
+        read(&json!({"format": 1, "version": 1, "pools": [pool]})).unwrap().pools.remove(0)
+    };
+    let by_curve = pool("curve");
+    assert_eq!(by_curve.endpoints[2].curve, by_curve.endpoints[1].curve);
+    assert_eq!(pool("weight").endpoints[2].curve, None);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use weighbridge_routing::prefix::checkpoints::GROUP;
 use weighbridge_routing::prefix::index::{Prefix, Search};
 use weighbridge_routing::snapshot::Pool;
 
@@ -30,11 +29,7 @@ pub fn recall(pool: &Pool, conversations: u64, checkpoints: u64) -> Recall {
     let mut memory = Memory::default();
     let mut recall = Recall::default();
     let prefixes = |of: u64, count: u64| -> Vec<Prefix> {
-        let hash = |nth| mix(mix(7, of), nth);
-        // Grouped as a prompt's are.
-        (1..=count)
-            .map(|nth| Prefix { hash: hash(nth), group: hash((nth - 1) / GROUP * GROUP), tokens: nth * 200 })
-            .collect()
+        (1..=count).map(|nth| Prefix { hash: mix(mix(7, of), nth), tokens: nth * 200 }).collect()
     };
     let endpoints = pool.endpoints.len().max(1) as u64;
     let mut now_ms = 0;

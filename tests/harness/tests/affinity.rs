@@ -300,12 +300,8 @@ async fn c14_distinct_prompts_leave_memory_flat() {
     let early = send(0, PROMPTS / 5).await;
     let late = send(PROMPTS / 5, PROMPTS).await;
     eventually("every prompt was looked up", DEADLINE, async || {
-        let stats = envoy.stats().await?;
-        let [misses, hits] = ["miss", "hit"]
-            .map(|word| stats.sum(&format!("wasmcustom.weighbridge_prefix_lookups.pool.m.result.{word}")));
-        // 39 bits tell prefixes apart. Of 160,000 looks into a full index (8 per prompt, 262,144 entries), fewer than one in ten
-        // such sets of prompts is to be expected to have one that finds another's.
-        ensure!(misses + hits == PROMPTS as u64 && hits <= 2, "{misses} misses, {hits} hits");
+        let misses = envoy.stats().await?.sum("wasmcustom.weighbridge_prefix_lookups.pool.m.result.miss");
+        ensure!(misses == PROMPTS as u64, "{misses} misses");
         Ok(())
     })
     .await

@@ -49,12 +49,13 @@ async fn a_request_makes_the_calls_that_are_documented() {
     let known = hostcalls::of(&envoy, &old).await.unwrap();
     assert_eq!(calls(&known), KNOWN);
 
-    // A prompt that nobody holds is learnt: its group is read and written once more, and no swap tells of a first token when
-    // the answer comes in one piece. (The lookup that found nothing is a metric that is new.)
+    // A prompt that nobody holds is looked for at each of its checkpoints and learnt: each is read again and written. No swap
+    // tells of a first token when the answer comes in one piece. (The lookup that found nothing is a metric that is new.)
     let cold = hostcalls::of(&envoy, &new).await.unwrap();
     let count = |name: &str| calls(&cold).iter().filter(|call| **call == name).count();
-    let shared = (count("proxy_get_shared_data"), count("proxy_set_shared_data"));
-    assert_eq!(shared, (4, 3), "{cold:#?}");
+    let (reads, writes) = (count("proxy_get_shared_data"), count("proxy_set_shared_data"));
+    let checkpoints = writes - 2;
+    assert!(checkpoints > 0 && (checkpoints..=2 * checkpoints).contains(&(reads - 2)), "{cold:#?}");
     let others =
         calls(&cold).iter().filter(|call| !call.contains("shared_data") && **call != "proxy_define_metric").count();
     assert_eq!(others, KNOWN.len() - 5, "{cold:#?}");

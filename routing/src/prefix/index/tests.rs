@@ -9,7 +9,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 struct Memory {
     shards: HashMap<u64, Vec<u8>>,
     reads: usize,
-    writes: usize,
 }
 
 impl Shards for Memory {
@@ -20,7 +19,6 @@ impl Shards for Memory {
 
     fn store(&mut self, shard: u64, bytes: &[u8], _: u32) -> Result<(), StoreError> {
         assert!(shard < SHARDS);
-        self.writes += 1;
         self.shards.insert(shard, bytes.to_vec());
         Ok(())
     }
@@ -37,8 +35,7 @@ fn pool(count: usize) -> Pool {
 
 /// The first `count` prefixes of conversation `of`, 100 tokens apart.
 fn prefixes(of: u64, count: u64) -> Vec<Prefix> {
-    let hash = |nth: u64| xxh3_64_with_seed(&nth.to_le_bytes(), of);
-    (1..=count).map(|nth| Prefix { hash: hash(nth), group: hash(nth), tokens: nth * 100 }).collect()
+    (1..=count).map(|nth| Prefix { hash: xxh3_64_with_seed(&nth.to_le_bytes(), of), tokens: nth * 100 }).collect()
 }
 
 fn search(prefixes: Vec<Prefix>, pool: &Pool, clock: u64, memory: &mut Memory) -> Search {
@@ -58,34 +55,6 @@ fn a_longer_conversation_matches_what_was_learnt() {
     assert_eq!(next.learn(1, 0, &mut memory), 2);
     // Another conversation, or another endpoint's part of it, is not mistaken for it.
     assert_eq!(search(prefixes(2, 12), &pool, 0, &mut memory).matched_tokens(), 0);
-}
-
-/// The same in groups of eight, as a prompt's checkpoints are.
-fn grouped(of: u64, count: u64) -> Vec<Prefix> {
-    let mut prefixes = prefixes(of, count);
-    for group in prefixes.chunks_mut(8) {
-        let first = group[0].hash;
-        group.iter_mut().for_each(|prefix| prefix.group = first);
-    }
-    prefixes
-}
-
-#[test]
-fn a_group_is_read_and_written_at_once() {
-    let (pool, mut memory) = (pool(2), Memory::default());
-    let mut cold = search(grouped(1, 8), &pool, 0, &mut memory);
-    assert_eq!((memory.reads, cold.learn(0, 0, &mut memory)), (1, 8));
-    assert_eq!((memory.reads, memory.writes), (2, 1));
-    // Its next turn: one look into the group that is new, one into the one before.
-    (memory.reads, memory.writes) = (0, 0);
-    let mut next = search(grouped(1, 10), &pool, 0, &mut memory);
-    assert_eq!((next.matched_tokens(), memory.reads), (800, 2));
-    assert_eq!((next.learn(0, 0, &mut memory), memory.writes), (2, 1));
-    // Each entry is there by itself, for whoever has only a part.
-    for count in 1..=10 {
-        assert_eq!(search(grouped(1, count), &pool, 0, &mut memory).matched_tokens(), count * 100);
-    }
-    assert_eq!(search(grouped(2, 10), &pool, 0, &mut memory).matched_tokens(), 0);
 }
 
 #[test]
@@ -155,19 +124,20 @@ fn an_engine_that_restarted_holds_nothing() {
 fn c14_it_is_bounded_and_keeps_what_is_new() {
     let (pool, mut memory) = (pool(2), Memory::default());
     for of in 0..100_000u64 {
-        let mut search = Search::new(grouped(of, 5), None, &pool, |_| 0, of * 100, &mut memory);
+        let mut search = Search::new(prefixes(of, 5), None, &pool, |_| 0, of * 100, &mut memory);
         search.learn((of % 2) as usize, 0, &mut memory);
     }
     assert!(memory.shards.len() <= SHARDS as usize);
     assert!(memory.shards.values().all(|bytes| bytes.len() == SHARD_BYTES));
     let found = |from: u64| {
-        (from..from + 1_000).filter(|of| search(grouped(*of, 5), &pool, 0, &mut memory).matched_tokens() == 500).count()
+        (from..from + 1_000)
+            .filter(|of| search(prefixes(*of, 5), &pool, 0, &mut memory).matched_tokens() == 500)
+            .count()
     };
     let mut found = found;
     let (old, new) = (found(0), found(99_000));
     println!("of 100,000 conversations of 5 checkpoints, 1,000 old ones: {old} found, 1,000 new ones: {new}");
-    // A shard fills by groups, so some are twice as full as others.
-    assert!(new > 990 && old < 60, "{old} {new}");
+    assert!(new > 990 && old < 20, "{old} {new}");
 }
 
 #[test]
@@ -181,19 +151,18 @@ fn a_prefix_of_everybody_leaves_room_in_its_set() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_and_written(bytes in proptest::collection::vec(any::<u8>(), 0..600), fit in any::<bool>(), hash in any::<u64>(), group in any::<u64>(), clock in any::<u64>()) {
+    fn any_bytes_are_read_and_written(bytes in proptest::collection::vec(any::<u8>(), 0..600), fit in any::<bool>(), hash in any::<u64>(), clock in any::<u64>()) {
         let mut bytes = bytes;
         if fit {
             bytes.resize(SHARD_BYTES, 7);
         }
         let (pool, mut memory) = (pool(3), Memory::default());
-        let prefix = Prefix { hash, group, tokens: 5 };
-        memory.shards.insert(prefix.shard(), bytes);
-        let mut one = Search::new(vec![prefix], None, &pool, |_| clock, clock, &mut memory);
+        memory.shards.insert(locate(hash).0, bytes);
+        let mut one = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
         one.learn(1, clock, &mut memory);
-        let again = Search::new(vec![prefix], None, &pool, |_| clock, clock, &mut memory);
+        let again = Search::new(vec![Prefix { hash, tokens: 5 }], None, &pool, |_| clock, clock, &mut memory);
         prop_assert!(again.longest.contains(&1));
-        prop_assert_eq!(memory.shards[&prefix.shard()].len(), SHARD_BYTES);
+        prop_assert_eq!(memory.shards[&locate(hash).0].len(), SHARD_BYTES);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(crate) struct Tune {
 enum What {
     /// Factor of affinity's allowance.
     K,
-    /// Requests in flight per unit of weight.
+    /// Requests in flight at the median prefill speed.
     BaseCap,
     /// Endpoints that are drawn and compared; 0 is all.
     Choices,
@@ -112,7 +112,7 @@ impl What {
             What::K => "k (factor of the allowance)",
             What::BaseCap => "base_cap (requests in flight per unit of weight)",
             What::Choices => "choices (endpoints)",
-            What::PrefillBudget => "prefill_budget (uncached prompt tokens per unit of weight)",
+            What::PrefillBudget => "prefill_budget (uncached prompt tokens at the median prefill speed)",
             What::PromptWeight => "a prompt token, in output tokens",
             What::Ageing => "ageing (s)",
         }

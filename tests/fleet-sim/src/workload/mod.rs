@@ -80,13 +80,7 @@ pub fn checkpoints(boundaries: &[u64], hash: impl Fn(u64) -> u64) -> Vec<Prefix>
         start = end;
     }
     let seeded = Checkpoints::new(Preamble::default(), trail).seeded("m").into_iter();
-    seeded
-        .map(|checkpoint| Prefix {
-            hash: checkpoint.hash,
-            group: checkpoint.group,
-            tokens: checkpoint.bytes / TOKEN_BYTES,
-        })
-        .collect()
+    seeded.map(|checkpoint| Prefix { hash: checkpoint.hash, tokens: checkpoint.bytes / TOKEN_BYTES }).collect()
 }
 
 /// Requests that come at their time, whatever becomes of the others: a trace.

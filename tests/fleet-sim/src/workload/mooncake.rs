@@ -65,12 +65,7 @@ fn call(nth: u64, line: &Line, seen: &mut Seen) -> Call {
     let full = (prompt_tokens / BLOCK_TOKENS) as usize;
     let blocks = chains.iter().flat_map(|chain| (0..parts).map(move |part| mix(*chain, part))).take(full).collect();
     let whole = &chains[..chains.len().min((prompt_tokens / TRACE_BLOCK_TOKENS) as usize)];
-    // A trace's blocks are large, and few conversations share none: each is a group of its own.
-    let ends = whole.iter().zip(1..).map(|(chain, nth)| Prefix {
-        hash: *chain,
-        group: *chain,
-        tokens: nth * TRACE_BLOCK_TOKENS,
-    });
+    let ends = whole.iter().zip(1..).map(|(chain, nth)| Prefix { hash: *chain, tokens: nth * TRACE_BLOCK_TOKENS });
     let known = whole.iter().take_while(|chain| seen.contains_key(chain)).count();
     let goes_on = whole[..known].iter().rev().find_map(|chain| seen.get(chain).copied().flatten());
     let conversation = goes_on.unwrap_or(nth);
