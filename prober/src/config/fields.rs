@@ -253,7 +253,8 @@ static POLICY: Kind = Kind::Section(&[
         "by",
         &Kind::Word(&["weight", "curve"]),
         "What `p2c` compares endpoints by: requests per weight, or the speed that the request would get by the measured curve. [policies.md](policies.md#by-curve)",
-    ),
+    )
+    .otherwise("`weight`"),
     field("score", &SCORE, "Coefficients of the policy `score`. [policies.md](policies.md#score)").otherwise("all as below"),
     field("shadow", &SHADOW, "A second policy that decides too, is logged and compared, and routes nothing. [policies.md](policies.md#shadow)")
         .otherwise("none"),
