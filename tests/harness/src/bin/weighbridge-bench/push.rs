@@ -63,7 +63,7 @@ async fn one(endpoints: usize, envoys: usize, changes: u32) -> Result<Pushed> {
         (0..endpoints).map(|nth| json!({"id": format!("e{nth}"), "address": address(nth)})).collect();
     let config = json!({
         "api": {"listen": "127.0.0.1:0"}, "xds": {"listen": "127.0.0.1:0"}, "filter": {"wasm": artifacts::wasm()?},
-        "health": {"interval": "1h", "timeout": "1s"}, "signals": {"interval": "1h"},
+        "health": {"interval": "1h", "timeout": "1s"}, "signals": {"interval": "10s"},
         "pools": [{"name": "m", "models": ["m"], "endpoints": listed}],
     });
     let dir = tempfile::TempDir::with_prefix("weighbridge-push-")?;
