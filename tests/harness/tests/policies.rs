@@ -63,9 +63,9 @@ async fn score_gives_four_idle_endpoints_one_each() {
         engines.push(engine(name, profile.clone()).await);
     }
     let envoy = envoy(&engines.iter().collect::<Vec<_>>(), named("score"), 4).await;
-    let rounds = 500;
+    let rounds = 250;
     for round in 0..rounds {
-        let report = load::burst_at_once(envoy.gateway(), 4, Call::chat("m", "hello", 8)).await;
+        let report = load::burst_at_once(envoy.gateway(), 4, Call::chat("m", "hello", 16)).await;
         assert_eq!(report.ok(), 4, "round {round}: {report:?}");
         assert_eq!(report.by_engine().len(), 4, "round {round}: {:?}", report.by_engine());
     }
