@@ -106,7 +106,7 @@ impl Wanted {
                 }
                 Verdict::Queued(queued) => {
                     // Once it goes on from a wait, its headers cannot be read any more.
-                    let id = attempts::are_logged().then(request_id).flatten();
+                    let id = attempts::are_logged().then(request_id);
                     let known = Known { id, ..known() };
                     let waiting = Waiting::new(Rc::clone(&snapshot), index, known, search, queued);
                     return match rename(pool, &self.request, self.body_size) {
@@ -181,7 +181,7 @@ impl Wanted {
             explain: self.explain,
             started_ms: now_ms,
             context,
-            id: ask.id_hash,
+            id: ask.id_hash.map(Some),
             spilled_from: spilled_from.map(|pool| pool.name.as_str().into()),
             ask,
         }

@@ -43,8 +43,8 @@ pub(crate) struct Known {
     pub(crate) started_ms: u64,
     /// Its stream's context.
     pub(crate) context: u32,
-    /// By what Envoy's log of attempts knows it; `None` where nobody has looked.
-    pub(crate) id: Option<u64>,
+    /// By what Envoy's log of attempts knows it, if it has an id; `None` where nobody has looked.
+    pub(crate) id: Option<Option<u64>>,
     /// The pool that was asked for, where this one takes what that one would have refused.
     pub(crate) spilled_from: Option<Box<str>>,
 }

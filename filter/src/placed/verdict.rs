@@ -19,9 +19,9 @@ impl Placed {
     /// seldom: an attempt must have failed. Its stream is the effective context then.
     pub(crate) fn is(&mut self, id: u64) -> bool {
         if self.known.id.is_none() && host::set_effective_context(self.known.context).is_ok() {
-            self.known.id = request_id();
+            self.known.id = Some(request_id());
         }
-        self.known.id == Some(id)
+        self.known.id == Some(Some(id))
     }
 
     /// One of its attempts went wrong at this address: its endpoint gets the report, and if nothing of an answer has come yet,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use weighbridge_routing::snapshot::wire::By;
 use weighbridge_routing::weight::Weight;
 
 use super::burst::Burst;
@@ -16,7 +17,6 @@ use crate::alarms::Code;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
 use crate::config;
 use crate::engine::Signals;
-use weighbridge_routing::snapshot::wire::By;
 
 /// Probe records kept per endpoint.
 const HISTORY: usize = 20;

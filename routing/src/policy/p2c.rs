@@ -12,8 +12,8 @@
 //!
 //! With `by: curve` the weight is what the endpoint has left of it at so many requests, and the request at hand is counted
 //! ([`Pool::load`](crate::snapshot::Pool::load)): of those drawn it goes where its tokens come fastest. Equal loads are equal
-//! speeds then, while equal `in_flight / weight` leaves a slow endpoint slow: at 16 requests 980 and 240 tokens/s are 61 and 15
-//! for each, and at a quarter of that 688 of 980, but only 110 of 240.
+//! speeds then, while equal `in_flight / weight` leaves a slow endpoint slow: engines of 980 and 240 tokens/s at 16 requests
+//! (curves 106, 688, 980, 1,440 and 60, 200, 240, 235 at 1, 8, 16, 32) that have 20 and 5 give each request 55 and 28.
 //!
 //! Requests in flight are those of this Envoy and, as far as it has been told, those from elsewhere; without signals its own.
 //! One request of affinity's allowance is one request.

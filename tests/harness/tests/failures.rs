@@ -10,20 +10,17 @@ use harness::engine_sim::server::{EngineConfig, EngineHandle, Fault};
 use harness::load::{self, Call};
 use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions, artifacts, eventually, wire};
+use tokio::task::JoinHandle;
 
 async fn fleet(of: &[(&str, f64)]) -> (Vec<EngineHandle>, Envoy) {
     fleet_with(of, wire::PassiveHealth::default()).await
 }
 
 async fn fleet_with(of: &[(&str, f64)], passive_health: wire::PassiveHealth) -> (Vec<EngineHandle>, Envoy) {
-    fleet_of(of, passive_health, None).await
+    fleet_of(of, wire::Pool { passive_health, ..wire::Pool::default() }, None).await
 }
 
-async fn fleet_of(
-    of: &[(&str, f64)],
-    passive_health: wire::PassiveHealth,
-    wasm: Option<PathBuf>,
-) -> (Vec<EngineHandle>, Envoy) {
+async fn fleet_of(of: &[(&str, f64)], settings: wire::Pool, wasm: Option<PathBuf>) -> (Vec<EngineHandle>, Envoy) {
     let mut engines = Vec::new();
     let mut endpoints = Vec::new();
     for (name, weight) in of {
@@ -38,7 +35,8 @@ async fn fleet_of(
         endpoints.push(endpoint(name, engine.addr(), *weight));
         engines.push(engine);
     }
-    let mut snapshot = snapshot(vec![wire::Pool { passive_health, ..pool("m", endpoints) }]);
+    let wire::Pool { passive_health, admission, .. } = settings;
+    let mut snapshot = snapshot(vec![wire::Pool { passive_health, admission, ..pool("m", endpoints) }]);
     snapshot.filter.client_headers = vec!["explain".into()];
     let envoy = Envoy::start(EnvoyOptions { wasm, ..EnvoyOptions::fixed(snapshot) }).await.unwrap();
     (engines, envoy)
@@ -133,7 +131,7 @@ async fn c21_back_pressure_goes_to_the_next_and_ejects_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn c21_holds_after_a_vm_was_lost() {
     let wasm = Some(artifacts::fault_wasm().unwrap());
-    let (engines, envoy) = fleet_of(&[("busy", 4.0), ("free", 1.0)], wire::PassiveHealth::default(), wasm).await;
+    let (engines, envoy) = fleet_of(&[("busy", 4.0), ("free", 1.0)], wire::Pool::default(), wasm).await;
     // Over every worker thread.
     load::closed_loop(envoy.gateway(), 8, 16, |_| chat(0).header("x-weighbridge-test-panic", "1")).await;
     eventually("served again", Duration::from_secs(10), async || {
@@ -199,6 +197,68 @@ async fn the_count_goes_along_with_the_attempt() {
     .await
     .unwrap();
     waiting.abort();
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+}
+
+/// So many requests that hang where they are, each by itself.
+fn hang(envoy: &Envoy, count: usize) -> Vec<JoinHandle<load::Outcome>> {
+    let gateway = envoy.gateway();
+    (0..count).map(|nth| tokio::spawn(load::send(gateway, chat(nth).timeout(Duration::from_secs(60))))).collect()
+}
+
+async fn has_counts(envoy: &Envoy, wanted: (u64, u64)) {
+    eventually(&format!("the counts are {wanted:?}"), Duration::from_secs(10), async || {
+        let stats = envoy.stats().await?;
+        let counts = (stats.in_flight("m", "first"), stats.in_flight("m", "second"));
+        ensure!(counts == wanted, "{counts:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+// Of several at one endpoint, the one whose attempt failed goes, and no other: else its end would be counted elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_requests_the_one_that_failed_moves() {
+    let (engines, envoy) = fleet(&[("first", 4.0), ("second", 1.0)]).await;
+    engines.iter().for_each(|engine| engine.set_fault(Fault::hang()));
+    let held = hang(&envoy, 8);
+    has_counts(&envoy, (6, 2)).await;
+    engines[0].set_fault(Fault::reset_before_headers());
+    let moved = hang(&envoy, 1);
+    has_counts(&envoy, (6, 3)).await;
+    moved.iter().for_each(JoinHandle::abort);
+    has_counts(&envoy, (6, 2)).await;
+    held.iter().for_each(JoinHandle::abort);
+    envoy.idle(Duration::from_secs(10)).await.unwrap();
+}
+
+// The same of one that had waited, whose headers cannot be read any more when it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_had_waited_moves_when_its_attempt_fails() {
+    let admission = wire::Admission { base_cap: 1, ..wire::Admission::default() };
+    let settings = wire::Pool { admission, ..wire::Pool::default() };
+    let (engines, envoy) = fleet_of(&[("first", 4.0), ("second", 1.0)], settings, None).await;
+    engines.iter().for_each(|engine| engine.set_fault(Fault::hang()));
+    let at_first = hang(&envoy, 1);
+    has_counts(&envoy, (1, 0)).await;
+    let held = hang(&envoy, 4);
+    has_counts(&envoy, (4, 1)).await;
+    engines[0].set_fault(Fault::reset_before_headers());
+    let waits = hang(&envoy, 1);
+    eventually("one waits", Duration::from_secs(10), async || {
+        let depth = envoy.stats().await?.get("wasmcustom.weighbridge_queue_depth.pool.m");
+        ensure!(depth == 1, "{depth}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    at_first.iter().for_each(JoinHandle::abort);
+    // It is given the slot at the first, fails there, and goes to the second, full as that is.
+    has_counts(&envoy, (3, 2)).await;
+    waits.iter().for_each(JoinHandle::abort);
+    has_counts(&envoy, (3, 1)).await;
+    held.iter().for_each(JoinHandle::abort);
     envoy.idle(Duration::from_secs(10)).await.unwrap();
 }
 

@@ -38,11 +38,11 @@ pub(crate) struct Tune {
 enum What {
     /// Factor of affinity's allowance.
     K,
-    /// Requests in flight at the median prefill speed.
+    /// Requests in flight per unit of weight.
     BaseCap,
     /// Endpoints that are drawn and compared; 0 is all.
     Choices,
-    /// Uncached prompt tokens that an endpoint of weight 1 computes at once, beyond two prompts; 0 is any number.
+    /// Uncached prompt tokens that an endpoint of the median prefill speed computes at once, beyond two prompts; 0 is any number.
     PrefillBudget,
     /// What a prompt token counts as pending against an output token, with least_pending_tokens.
     PromptWeight,

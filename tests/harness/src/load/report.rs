@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -42,6 +43,16 @@ impl Outcome {
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status == Some(200) && self.error.is_none() && !self.cut
+    }
+
+    /// Nothing, when it is a complete 200.
+    ///
+    /// # Errors
+    /// What came instead.
+    pub fn served(&self) -> Result<()> {
+        let Outcome { status, error, body, .. } = self;
+        ensure!(self.is_ok(), "status {status:?}, {error:?}: {}", String::from_utf8_lossy(body));
+        Ok(())
     }
 
     /// A response header; empty when absent.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde_json::json;
@@ -88,13 +88,7 @@ async fn client(first: usize, until: Instant, bodies: Arc<Vec<Call>>, front: Fro
             call = call.header(name, value);
         }
         let outcome = client.send(call).await;
-        ensure!(
-            outcome.is_ok(),
-            "status {:?}, {:?}: {}",
-            outcome.status,
-            outcome.error,
-            String::from_utf8_lossy(&outcome.body)
-        );
+        outcome.served()?;
         took.push(outcome.duration.as_secs_f64() * 1e6);
         nth += CONNECTIONS;
     }

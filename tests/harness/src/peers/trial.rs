@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::time::Instant;
@@ -37,13 +37,7 @@ pub async fn trial(router: &mut Running) -> Result<f64> {
     let sent = drive(&front, &requests(REQUESTS, 2), begin()).await;
     let after: f64 = router.cpu_seconds()?.values().sum();
     for outcome in warmed.iter().chain(&sent).map(|sent| &sent.outcome) {
-        ensure!(
-            outcome.is_ok(),
-            "status {:?}, {:?}: {}",
-            outcome.status,
-            outcome.error,
-            String::from_utf8_lossy(&outcome.body)
-        );
+        outcome.served()?;
     }
     Ok((after - before) / REQUESTS as f64)
 }
