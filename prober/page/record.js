@@ -1,7 +1,7 @@
 // One decision record, in words and in numbers.
 
 import { h } from "./dom.js";
-import { count, counted, moment, plain, rate, span, weight } from "./format.js";
+import { count, counted, moment, percent, plain, rate, span, weight } from "./format.js";
 import { scrolling } from "./plot.js";
 import { link } from "./router.js";
 import { timeline, times } from "./timeline.js";
@@ -31,7 +31,8 @@ function mark(record, candidate) {
 
 function candidates(record) {
   const scored = record.candidates.some((candidate) => typeof candidate.score === "number");
-  const columns = ["Endpoint", "Weight", "In flight / cap", "Elsewhere", "Pending tokens", "Load", ...(scored ? ["Score"] : []), ""];
+  const byCurve = record.candidates.some((candidate) => typeof candidate.share === "number");
+  const columns = ["Endpoint", "Weight", ...(byCurve ? ["Share of it"] : []), "In flight / cap", "Elsewhere", "Pending tokens", "Load", ...(scored ? ["Score"] : []), ""];
   const rows = record.candidates.map((candidate) =>
     h(
       "tr",
@@ -39,6 +40,7 @@ function candidates(record) {
       h("th", { scope: "row" }, h("a", { href: link("endpoint", candidate.id) }, candidate.id)),
       [
         weight(candidate.weight),
+        ...(byCurve ? [percent(candidate.share)] : []),
         `${count(candidate.in_flight)} / ${count(candidate.cap)}`,
         count(candidate.elsewhere ?? 0),
         count(candidate.pending_tokens ?? 0),

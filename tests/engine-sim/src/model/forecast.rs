@@ -218,8 +218,8 @@ impl Model {
     /// How long the prefill of a request takes of which so many tokens are cached.
     pub(super) fn prefill_time(&self, request: &Request, cached_tokens: u64) -> Nanos {
         let profile = self.profile();
-        let computed = (request.prompt_tokens - cached_tokens).saturating_sub(profile.prefill_included_tokens);
-        if profile.prefill_tps > 0.0 { nanos(computed as f64 / profile.prefill_tps * request.slow) } else { 0 }
+        let from = cached_tokens.saturating_add(profile.prefill_included_tokens);
+        nanos(profile.prefill_s(from, request.prompt_tokens) * request.slow)
     }
 }
 

@@ -50,6 +50,10 @@ pub struct Profile {
     /// Prefill speed in tok/s of uncached prompt tokens; 0: prefill takes no time.
     #[serde(default = "defaults::prefill_tps")]
     pub prefill_tps: f64,
+    /// Attention: the place in a prompt, in tokens, where computing one takes twice as long as at the beginning, where it takes
+    /// 1 / `prefill_tps`; linear in between and beyond. 0, the default: a token takes as long everywhere.
+    #[serde(default)]
+    pub prefill_doubles_at_tokens: f64,
     /// Prefills that go on at once, each at `prefill_tps`; the others wait for their turn. The default is one.
     #[serde(default = "defaults::prefill_lanes")]
     pub prefill_lanes: usize,
@@ -128,6 +132,7 @@ impl Profile {
             name: name.into(),
             curve: curve.to_vec(),
             prefill_tps: defaults::prefill_tps(),
+            prefill_doubles_at_tokens: 0.0,
             prefill_lanes: defaults::prefill_lanes(),
             prefill_included_tokens: defaults::prefill_included_tokens(),
             decode_share_during_prefill: defaults::one(),
@@ -156,6 +161,20 @@ impl Profile {
     /// A small card, for a fleet of more than two speeds: 240 tok/s at 16.
     pub fn small() -> Self {
         Self::new("small", &[(1, 60.0), (8, 200.0), (16, 240.0), (32, 235.0)])
+    }
+
+    /// Seconds that computing the tokens of a prompt from one place to another takes: with `d = prefill_doubles_at_tokens`, the sum
+    /// of `(1 + x / d) / prefill_tps` over them.
+    pub fn prefill_s(&self, from: u64, to: u64) -> f64 {
+        if self.prefill_tps == 0.0 || to <= from {
+            return 0.0;
+        }
+        let (from, to) = (from as f64, to as f64);
+        let attention = match self.prefill_doubles_at_tokens {
+            0.0 => 0.0,
+            doubles_at => (to * to - from * from) / (2.0 * doubles_at),
+        };
+        (to - from + attention) / self.prefill_tps
     }
 
     /// Answers at once, whatever the load: for tests of the machinery around it.
@@ -199,6 +218,9 @@ impl Profile {
         let share = |value: f64| value > 0.0 && value <= 1.0;
         if !self.prefill_tps.is_finite() || self.prefill_tps < 0.0 {
             return fail("prefill_tps", "must be a number, at least 0");
+        }
+        if !self.prefill_doubles_at_tokens.is_finite() || self.prefill_doubles_at_tokens < 0.0 {
+            return fail("prefill_doubles_at_tokens", "must be a number, at least 0");
         }
         if self.prefill_lanes == 0 {
             return fail("prefill_lanes", "must be at least 1");
@@ -258,5 +280,20 @@ mod tests {
         let mut profile = Profile::fast();
         profile.cold.speed = 0.0;
         assert_eq!(profile.validate().unwrap_err().field, "cold.speed");
+        let profile = Profile { prefill_doubles_at_tokens: -1.0, ..Profile::fast() };
+        assert_eq!(profile.validate().unwrap_err().field, "prefill_doubles_at_tokens");
+    }
+
+    #[test]
+    fn attention_makes_the_end_of_a_prompt_dearer_than_its_beginning() {
+        let linear = Profile { prefill_tps: 1_000.0, ..Profile::fast() };
+        assert_eq!(
+            [linear.prefill_s(0, 2_000), linear.prefill_s(1_500, 2_000), linear.prefill_s(5, 5)],
+            [2.0, 0.5, 0.0]
+        );
+        let profile = Profile { prefill_doubles_at_tokens: 1_000.0, ..linear };
+        // A token at 0 takes 1 ms, one at 1,000 takes 2, one at 2,000 takes 3.
+        assert_eq!([profile.prefill_s(0, 2_000), profile.prefill_s(1_000, 2_000)], [4.0, 2.5]);
+        assert_eq!(Profile { prefill_tps: 0.0, ..profile }.prefill_s(0, 2_000), 0.0);
     }
 }

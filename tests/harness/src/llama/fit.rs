@@ -1,15 +1,16 @@
 //! An engine-sim profile from measured points.
 //!
 //! - Decode: the profile's curve goes through the given points of (concurrency, tok/s). Nothing is smoothed.
-//! - Prefill: `TTFT(n) = fixed + n / prefill_tps` over uncached prompt tokens n, fitted so that the squares of the
-//!   *relative* errors are least: a prompt of 4,000 tokens must not drown one of 100. The model's first token comes after
-//!   `max(0, n - included) / prefill_tps + 1 / curve(1)`, with `included` the prompt of the bursts that the curve is from:
-//!   their prefill is inside it. What is fixed beyond that has no place in the model; [`Fitted::unmodelled_s`] says how
-//!   much it is.
+//! - Prefill: `TTFT(n) = fixed + (n + n^2 / 2d) / prefill_tps` over uncached prompt tokens n, with d the place where attention
+//!   has doubled what a token takes, fitted so that the squares of the *relative* errors are least: a prompt of 4,000 tokens
+//!   must not drown one of 100. With two lengths, or where a token takes no longer later on, it is a line. The model's first
+//!   token comes after the prefill of what is beyond `included`, the prompt of the bursts that the curve is from (its prefill is
+//!   inside the curve), and a step of `1 / curve(1)`. What is fixed beyond that has no place in the model;
+//!   [`Fitted::unmodelled_s`] says how much it is.
 //!
 //! Cost: linear in the points.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use engine_sim::model::{Cold, Curve, Profile};
 
 /// A measured time to the first token.
@@ -46,10 +47,11 @@ pub struct Fitted {
 /// # Errors
 /// Fewer than two different prompt lengths, times that do not grow with them, or points that are no curve.
 pub fn fit(name: &str, curve: &[(u32, f64)], prompts: &[FirstToken], limits: Limits) -> Result<Fitted> {
-    let (fixed_s, prefill_tps) = line(prompts)?;
+    let prefill = Prefill::of(prompts)?;
     let step_s = 1.0 / Curve::try_new(curve)?.total_tps(1);
-    let mut fitted = with_prefill(name, curve, prefill_tps, limits)?;
-    fitted.unmodelled_s = fixed_s + limits.burst_prompt_tokens as f64 / prefill_tps - step_s;
+    let mut fitted = with_prefill(name, curve, prefill.tps, limits)?;
+    fitted.profile.prefill_doubles_at_tokens = prefill.doubles_at_tokens;
+    fitted.unmodelled_s = prefill.fixed_s + fitted.profile.prefill_s(0, limits.burst_prompt_tokens) - step_s;
     Ok(fitted)
 }
 
@@ -71,20 +73,63 @@ pub fn with_prefill(name: &str, curve: &[(u32, f64)], prefill_tps: f64, limits: 
     Ok(Fitted { profile, unmodelled_s: 0.0 })
 }
 
-/// Seconds at no tokens, and tokens per second, of the line with the least squares of relative errors.
-fn line(points: &[FirstToken]) -> Result<(f64, f64)> {
-    // With y = a + b x, the relative error is a / y + b x / y - 1: linear in a and b.
-    let (mut uu, mut uv, mut vv, mut u1, mut v1) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for point in points {
-        ensure!(point.seconds > 0.0, "a first token after {} s", point.seconds);
-        let (u, v) = (1.0 / point.seconds, point.uncached_tokens as f64 / point.seconds);
-        (uu, uv, vv, u1, v1) = (uu + u * u, uv + u * v, vv + v * v, u1 + u, v1 + v);
+/// Time to the first token by length of prompt.
+#[derive(Debug, Clone, Copy)]
+struct Prefill {
+    /// Seconds with no tokens.
+    fixed_s: f64,
+    /// Tokens per second at the beginning.
+    tps: f64,
+    /// Where a token takes twice as long; 0: nowhere.
+    doubles_at_tokens: f64,
+}
+
+impl Prefill {
+    fn of(points: &[FirstToken]) -> Result<Self> {
+        for point in points {
+            ensure!(point.seconds > 0.0, "a first token after {} s", point.seconds);
+        }
+        // With y = a + b x + c x^2, the relative error is a / y + b x / y + c x^2 / y - 1: linear in a, b and c. Thousands of
+        // tokens, so that the three are of a size.
+        let thousands = |point: &FirstToken| point.uncached_tokens as f64 / 1e3;
+        let row = |point: &FirstToken| [1.0, thousands(point), thousands(point).powi(2)].map(|x| x / point.seconds);
+        let rows: Vec<[f64; 3]> = points.iter().map(row).collect();
+        if let Some([fixed_s, s, attention_s]) = least_squares(&rows)
+            && s > 0.0
+            && attention_s > 0.0
+        {
+            return Ok(Self { fixed_s, tps: 1e3 / s, doubles_at_tokens: 1e3 * s / (2.0 * attention_s) });
+        }
+        let rows: Vec<[f64; 2]> = rows.iter().map(|[one, x, _]| [*one, *x]).collect();
+        let [fixed_s, s] = least_squares(&rows).context("prefill needs prompts of at least two different lengths")?;
+        ensure!(s > 0.0, "the first token does not come later after a longer prompt");
+        Ok(Self { fixed_s, tps: 1e3 / s, doubles_at_tokens: 0.0 })
     }
-    let determinant = uu * vv - uv * uv;
-    ensure!(determinant > 1e-9 * uu * vv, "prefill needs prompts of at least two different lengths");
-    let (fixed, per_token) = ((u1 * vv - v1 * uv) / determinant, (uu * v1 - uv * u1) / determinant);
-    ensure!(per_token > 0.0, "the first token does not come later after a longer prompt");
-    Ok((fixed, 1.0 / per_token))
+}
+
+/// The `x` for which the squares of `row . x - 1` are least; `None` where the rows do not tell. By the normal equations and
+/// Gauss-Jordan elimination with pivots.
+fn least_squares<const N: usize>(rows: &[[f64; N]]) -> Option<[f64; N]> {
+    let sum = |of: &dyn Fn(&[f64; N]) -> f64| rows.iter().map(of).sum::<f64>();
+    let mut a: [[f64; N]; N] = std::array::from_fn(|i| std::array::from_fn(|j| sum(&|row| row[i] * row[j])));
+    let mut b: [f64; N] = std::array::from_fn(|i| sum(&|row| row[i]));
+    let sizes: [f64; N] = std::array::from_fn(|i| a[i][i]);
+    for at in 0..N {
+        let pivot = (at..N).max_by(|i, j| a[*i][at].abs().total_cmp(&a[*j][at].abs()))?;
+        a.swap(at, pivot);
+        b.swap(at, pivot);
+        if a[at][at].abs() <= 1e-9 * sizes[at] {
+            return None;
+        }
+        for other in (0..N).filter(|other| *other != at) {
+            let factor = a[other][at] / a[at][at];
+            for column in at..N {
+                a[other][column] -= factor * a[at][column];
+            }
+            b[other] -= factor * b[at];
+        }
+    }
+    Some(std::array::from_fn(|i| b[i] / a[i][i]))
 }
 
 /// How far a prediction is from what was measured, in percent of that.
@@ -115,8 +160,24 @@ mod tests {
 
     #[test]
     fn a_line_is_found_again() {
-        let (fixed, tps) = line(&prompts(|n| 0.01 + n / 800.0)).unwrap();
-        assert!((fixed - 0.01).abs() < 1e-9 && (tps - 800.0).abs() < 1e-6, "{fixed} {tps}");
+        // The last is a little early, so that no attention can be seen.
+        let line = |n: f64| if n > 4_000.0 { n / 805.0 } else { 0.01 + n / 800.0 };
+        for points in [prompts(line), prompts(|n| 0.01 + n / 800.0)[..2].to_vec()] {
+            let Prefill { fixed_s, tps, doubles_at_tokens } = Prefill::of(&points).unwrap();
+            assert!((fixed_s - 0.01).abs() < 1e-3 && (tps - 800.0).abs() < 5.0, "{fixed_s} {tps}");
+            assert_eq!(doubles_at_tokens, 0.0);
+        }
+    }
+
+    #[test]
+    fn attention_is_found_again_and_predicted() {
+        let seconds = |n: f64| 0.01 + (n + n * n / 3_000.0) / 800.0;
+        let Prefill { fixed_s, tps, doubles_at_tokens } = Prefill::of(&prompts(seconds)).unwrap();
+        assert!((fixed_s - 0.01).abs() < 1e-6 && (tps - 800.0).abs() < 1e-3, "{fixed_s} {tps}");
+        assert!((doubles_at_tokens - 1_500.0).abs() < 1e-3, "{doubles_at_tokens}");
+        let fitted = fit("x", &[(1, 100.0)], &prompts(seconds), LIMITS).unwrap();
+        let predicted = super::super::predict::first_token(&fitted.profile, 2_000, 0).unwrap();
+        assert!((predicted + fitted.unmodelled_s - seconds(2_000.0)).abs() < 1e-4, "{predicted} {fitted:?}");
     }
 
     #[test]
@@ -134,8 +195,8 @@ mod tests {
         // A prompt ten times as slow as the line says at the short end must show there, though it is only 1 % of the sum.
         let mut points = prompts(|n| n / 1_000.0);
         points[0].seconds *= 10.0;
-        let (fixed, _) = line(&points).unwrap();
-        assert!(fixed > 0.05, "{fixed}");
+        let Prefill { fixed_s, .. } = Prefill::of(&points).unwrap();
+        assert!(fixed_s > 0.05, "{fixed_s}");
     }
 
     #[test]

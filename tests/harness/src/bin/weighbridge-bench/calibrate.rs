@@ -381,9 +381,13 @@ impl Report {
         output::table(&columns, &self.mixed_rows);
         if let Some((fitted, probed, share)) = &self.fitted {
             println!(
-                "\nPrefill: {:.0} tok/s by the fit, {:.0} by a probe. {:.0} ms before a first token have no place in the model. \
+                "\nPrefill: {:.0} tok/s by the fit at the beginning of a prompt{}, {:.0} by a probe. {:.0} ms before a first token have no place in the model. \
                  While a prompt is read, a stream beside it gets {:.0} % of its speed.",
                 fitted.profile.prefill_tps,
+                match fitted.profile.prefill_doubles_at_tokens {
+                    0.0 => String::new(),
+                    tokens => format!(", half of that after {tokens:.0} tokens"),
+                },
                 probed.profile.prefill_tps,
                 fitted.unmodelled_s * 1e3,
                 share * 100.0
@@ -436,9 +440,9 @@ fn end_ms(courses: &[Course]) -> Vec<f64> {
 fn work_s(arrivals: &[Arrival], profile: &Profile) -> Result<f64> {
     let best_tps = profile.curve.iter().map(|(_, tps)| *tps).fold(0.0, f64::max);
     ensure!(best_tps > 0.0 && profile.prefill_tps > 0.0, "the fitted engine takes no time: {profile:?}");
-    let sum = |of: fn(&Arrival) -> u64| arrivals.iter().map(of).sum::<u64>() as f64;
-    let total = sum(|a| a.prompt_tokens) / profile.prefill_tps + sum(|a| a.output_tokens) / best_tps;
-    Ok(total / arrivals.len() as f64)
+    let prefill = arrivals.iter().map(|arrival| profile.prefill_s(0, arrival.prompt_tokens)).sum::<f64>();
+    let decode = arrivals.iter().map(|arrival| arrival.output_tokens).sum::<u64>() as f64 / best_tps;
+    Ok((prefill + decode) / arrivals.len() as f64)
 }
 
 /// The reading in the middle.

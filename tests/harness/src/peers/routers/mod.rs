@@ -59,7 +59,7 @@ pub enum When {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Direct,
-    Ours(By),
+    Ours(ours::Settings),
     Envoy(envoy::Policy),
     Nginx,
     Haproxy,
@@ -113,13 +113,13 @@ pub const ROUTERS: [Router; 19] = [
     ),
     always(router(
         OURS,
-        Kind::Ours(By::Curve),
-        "the filter in Envoy and the prober, which has measured the engines before; `policy: {by: curve}`, all else as shipped",
+        Kind::Ours(ours::Settings { by: By::Curve, k: 4 }),
+        "the filter in Envoy and the prober, which has measured the engines before; `policy: {by: curve}` and `affinity: {k: 4}`, which conversations want; all else as shipped",
     )),
     always(router(
         "weighbridge-by-weight",
-        Kind::Ours(By::Weight),
-        "the same without that line: everything as shipped",
+        Kind::Ours(ours::Settings { by: By::Weight, k: 1 }),
+        "the same without those two: everything as shipped",
     )),
     always(router(
         "envoy-least-request",
@@ -398,7 +398,7 @@ impl Router {
     pub async fn start(&self, setup: &Setup) -> Result<Running> {
         let started = match self.kind {
             Kind::Direct => direct(setup),
-            Kind::Ours(by) => ours::start(setup, by).await,
+            Kind::Ours(settings) => ours::start(setup, settings).await,
             Kind::Envoy(policy) => envoy::start(policy, setup, self.told).await,
             Kind::Nginx => proxies::nginx(&self.program()?, setup, self.told).await,
             Kind::Haproxy => proxies::haproxy(&self.program()?, setup, self.told).await,

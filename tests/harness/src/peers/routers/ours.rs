@@ -14,6 +14,15 @@ use crate::wire::By;
 use crate::workload::MODEL;
 use crate::{Envoy, EnvoyOptions, ProberProcess, artifacts};
 
+/// What a pool of ours has that may differ from the defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// `policy.by`
+    pub by: By,
+    /// `affinity.k`
+    pub k: u32,
+}
+
 /// How long measuring four engines may take: two bursts of 2,048 tokens each, and a long prompt.
 const MEASURE_DEADLINE: Duration = Duration::from_secs(300);
 const STORE: &str = "prober.redb";
@@ -34,7 +43,7 @@ impl Measured {
     pub async fn measure(setup: &Setup) -> Result<Self> {
         let dir = TempDir::with_prefix("weighbridge-measured-")?;
         // With its sweep, which a pool that compares by weight does not miss.
-        let (mut envoy, prober, _admin) = both(setup, By::Curve, dir.path()).await?;
+        let (mut envoy, prober, _admin) = both(setup, Settings { by: By::Curve, k: 1 }, dir.path()).await?;
         let endpoints = prober.get("/v1/endpoints").await?["endpoints"].take();
         envoy.process().terminate(super::STOP_DEADLINE).await?;
         prober.terminate().await?;
@@ -48,28 +57,31 @@ impl Measured {
     }
 }
 
-pub(super) async fn start(setup: &Setup, by: By) -> Result<Running> {
+pub(super) async fn start(setup: &Setup, settings: Settings) -> Result<Running> {
     let dir = TempDir::with_prefix("weighbridge-ours-")?;
     if let Some(store) = &setup.measured {
         // A copy: what one run teaches is not known to the next.
         std::fs::copy(store, dir.path().join(STORE)).with_context(|| format!("{}", store.display()))?;
     }
-    let (envoy, prober, admin) = both(setup, by, dir.path()).await?;
+    let (envoy, prober, admin) = both(setup, settings, dir.path()).await?;
     let front = Front::one(envoy.gateway());
     let parts = vec![("envoy", Part::Envoy(Box::new(envoy))), ("prober", Part::Prober(Box::new(prober)))];
     Ok(Running { front, parts, _dir: dir, _ports: vec![admin] })
 }
 
 /// Envoy and the prober, when all endpoints are measured and Envoy knows it.
-async fn both(setup: &Setup, by: By, dir: &Path) -> Result<(Envoy, ProberProcess, ReservedPort)> {
+async fn both(setup: &Setup, settings: Settings, dir: &Path) -> Result<(Envoy, ProberProcess, ReservedPort)> {
+    let Settings { by, k } = settings;
     let admin = ReservedPort::any()?;
     let endpoints: Vec<Value> = setup
         .engines
         .iter()
         .map(|(name, address, _)| json!({"id": name, "address": address.to_string(), "node": name}))
         .collect();
-    let mut pool_config =
-        json!({"name": MODEL, "models": [MODEL], "served_model": MODEL, "endpoints": endpoints, "policy": {"by": by}});
+    let mut pool_config = json!({
+        "name": MODEL, "models": [MODEL], "served_model": MODEL, "endpoints": endpoints,
+        "policy": {"by": by}, "affinity": {"k": k},
+    });
     for (field, value) in setup.pool.as_object().into_iter().flatten() {
         match (pool_config[field].as_object_mut(), value.as_object()) {
             (Some(section), Some(given)) => section.extend(given.clone()),
