@@ -32,7 +32,7 @@ function mark(record, candidate) {
 function candidates(record) {
   const scored = record.candidates.some((candidate) => typeof candidate.score === "number");
   const byCurve = record.candidates.some((candidate) => typeof candidate.share === "number");
-  const columns = ["Endpoint", "Weight", ...(byCurve ? ["Share of it"] : []), "In flight / cap", "Elsewhere", "Pending tokens", "Load", ...(scored ? ["Score"] : []), ""];
+  const columns = ["Endpoint", "Weight", ...(byCurve ? ["Share of weight"] : []), "In flight / cap", "Elsewhere", "Pending tokens", "Load", ...(scored ? ["Score"] : []), ""];
   const rows = record.candidates.map((candidate) =>
     h(
       "tr",

@@ -136,21 +136,6 @@ test("only a record that can be found again has a link", async () => {
   await other.close();
 });
 
-test("what an endpoint has left of its weight is a column where a pool goes by curves", async () => {
-  const candidate = { id: "card", weight: 0.67, in_flight: 7, cap: 16, load: 12.5, drawn: true };
-  const record = { pool: "p", time_ms: Date.now(), reason: "only_one", picked: "card", request_id: "an-id", result: { status: 200, duration_ms: 5, endpoint: "card" } };
-  const other = await open(browser, prober.api);
-  for (const [share, cells] of [[undefined, ["0.67", "7 / 16", "0", "0", "12.50"]], [0.833, ["0.67", "83 %", "7 / 16", "0", "0", "12.50"]]]) {
-    const decisions = [{ ...record, candidates: [{ ...candidate, share }] }];
-    await other.page.route("**/v1/decisions?*", (route) => route.fulfill({ json: { decisions, explanations: [], matched: 1, kept: 1, oldest_ms: record.time_ms } }));
-    await other.goto("#/decisions");
-    await other.page.locator(".record tbody td").first().waitFor();
-    assert.deepEqual(await other.page.locator(".record tbody td.number").allInnerTexts(), cells);
-  }
-  await other.check();
-  await other.close();
-});
-
 test("plots are drawn anew only when they show something else", async () => {
   await seen.goto("#/endpoint/card");
   const plot = page.locator(".plot", { hasText: "Probes" });

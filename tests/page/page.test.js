@@ -358,6 +358,25 @@ test("why was this one slow: decisions are found, and explained in words and num
   await seen.check("400 GET /v1/decisions");
 });
 
+test("what an endpoint has left of its weight is a column where a pool goes by curves", async () => {
+  const candidate = { id: "card", weight: 0.67, in_flight: 7, cap: 16, load: 12.5, drawn: true };
+  const record = { pool: "p", time_ms: Date.now(), reason: "only_one", picked: "card", request_id: "an-id", result: { status: 200, duration_ms: 5, endpoint: "card" } };
+  const other = await open(browser, demo.api);
+  const byWeight = [["Weight", "0.67"], ["In flight / cap", "7 / 16"], ["Elsewhere", "0"], ["Pending tokens", "0"], ["Load", "12.50"]];
+  const byCurve = [byWeight[0], ["Share of weight", "83 %"], ...byWeight.slice(1)];
+  for (const [share, columns] of [[undefined, byWeight], [0.833, byCurve]]) {
+    const decisions = [{ ...record, candidates: [{ ...candidate, share }] }];
+    await other.page.route("**/v1/decisions?*", (route) => route.fulfill({ json: { decisions, explanations: [], matched: 1, kept: 1, oldest_ms: record.time_ms } }));
+    await other.goto("#/decisions");
+    await other.page.locator(".record tbody td").first().waitFor();
+    const texts = (of) => other.page.locator(`.record ${of}.number`).allTextContents();
+    const [names, values] = [await texts("thead th"), await texts("tbody td")];
+    assert.deepEqual(names.map((name, at) => [name, values[at]]), columns);
+  }
+  await other.check();
+  await other.close();
+});
+
 test("Envoys with the version that each has applied", async () => {
   await seen.goto("#/envoys");
   const { version, envoys } = await eventually("all have it", async () => {

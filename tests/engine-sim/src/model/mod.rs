@@ -23,8 +23,9 @@
 //! # What is modelled
 //! - **Continuous batching in steps.** A step of `n` sequences takes `n / curve(n)` seconds and gives each of them one
 //!   token, so each decodes at `curve(n) / n` tok/s. Sequences join and leave at step boundaries.
-//! - **Prefill** takes `max(0, uncached prompt tokens - prefill_included_tokens) / prefill_tps` seconds, and more for long prompts
-//!   where a profile says so (`prefill_doubles_at_tokens`). Prefills are served first come first served, `prefill_lanes` at a time (one by default), while decodes go on (slowed to
+//! - **Prefill** takes `max(0, uncached prompt tokens - prefill_included_tokens) / prefill_tps` seconds; where attention counts
+//!   (`prefill_doubles_at_tokens`), a token at place x of its prompt takes `1 + x / prefill_doubles_at_tokens` times as long.
+//!   Prefills are served first come first served, `prefill_lanes` at a time (one by default), while decodes go on (slowed to
 //!   `decode_share_during_prefill`, 1 by default). The published curves were measured by bursts of short prompts, so
 //!   the prefill of a short prompt is already inside them: `prefill_included_tokens` (64) keeps it from counting twice,
 //!   and a warmed burst shows the curve's own figure.

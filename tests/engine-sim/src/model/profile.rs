@@ -163,8 +163,8 @@ impl Profile {
         Self::new("small", &[(1, 60.0), (8, 200.0), (16, 240.0), (32, 235.0)])
     }
 
-    /// Seconds that computing the tokens of a prompt from one place to another takes: with `d = prefill_doubles_at_tokens`, the sum
-    /// of `(1 + x / d) / prefill_tps` over them.
+    /// Seconds that computing the tokens of a prompt from one place to another takes: with `d = prefill_doubles_at_tokens`, the
+    /// integral of `(1 + x / d) / prefill_tps` over x.
     pub fn prefill_s(&self, from: u64, to: u64) -> f64 {
         if self.prefill_tps == 0.0 || to <= from {
             return 0.0;

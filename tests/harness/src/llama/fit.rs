@@ -3,8 +3,8 @@
 //! - Decode: the profile's curve goes through the given points of (concurrency, tok/s). Nothing is smoothed.
 //! - Prefill: `TTFT(n) = fixed + (n + n^2 / 2d) / prefill_tps` over uncached prompt tokens n, with d the place where attention
 //!   has doubled what a token takes, fitted so that the squares of the *relative* errors are least: a prompt of 4,000 tokens
-//!   must not drown one of 100. With two lengths, or where a token takes no longer later on, it is a line. The model's first
-//!   token comes after the prefill of what is beyond `included`, the prompt of the bursts that the curve is from (its prefill is
+//!   must not drown one of 100. With fewer than four points, or where the fit would have a token take no time at the beginning or
+//!   no longer later on, it is a line. The model's first token comes after the prefill of what is beyond `included`, the prompt of the bursts that the curve is from (its prefill is
 //!   inside the curve), and a step of `1 / curve(1)`. What is fixed beyond that has no place in the model;
 //!   [`Fitted::unmodelled_s`] says how much it is.
 //!
@@ -73,6 +73,9 @@ pub fn with_prefill(name: &str, curve: &[(u32, f64)], prefill_tps: f64, limits: 
     Ok(Fitted { profile, unmodelled_s: 0.0 })
 }
 
+/// Points below which there is no telling attention from noise: three go through any three points.
+const FOR_ATTENTION: usize = 4;
+
 /// Time to the first token by length of prompt.
 #[derive(Debug, Clone, Copy)]
 struct Prefill {
@@ -94,7 +97,8 @@ impl Prefill {
         let thousands = |point: &FirstToken| point.uncached_tokens as f64 / 1e3;
         let row = |point: &FirstToken| [1.0, thousands(point), thousands(point).powi(2)].map(|x| x / point.seconds);
         let rows: Vec<[f64; 3]> = points.iter().map(row).collect();
-        if let Some([fixed_s, s, attention_s]) = least_squares(&rows)
+        if rows.len() >= FOR_ATTENTION
+            && let Some([fixed_s, s, attention_s]) = least_squares(&rows)
             && s > 0.0
             && attention_s > 0.0
         {
@@ -107,18 +111,16 @@ impl Prefill {
     }
 }
 
-/// The `x` for which the squares of `row . x - 1` are least; `None` where the rows do not tell. By the normal equations and
-/// Gauss-Jordan elimination with pivots.
+/// The `x` for which the squares of `row . x - 1` are least; `None` where the rows do not tell. By the normal equations, whose
+/// matrix is positive definite, so that elimination needs no pivots.
 fn least_squares<const N: usize>(rows: &[[f64; N]]) -> Option<[f64; N]> {
     let sum = |of: &dyn Fn(&[f64; N]) -> f64| rows.iter().map(of).sum::<f64>();
     let mut a: [[f64; N]; N] = std::array::from_fn(|i| std::array::from_fn(|j| sum(&|row| row[i] * row[j])));
     let mut b: [f64; N] = std::array::from_fn(|i| sum(&|row| row[i]));
-    let sizes: [f64; N] = std::array::from_fn(|i| a[i][i]);
+    let squares: [f64; N] = std::array::from_fn(|i| a[i][i]);
     for at in 0..N {
-        let pivot = (at..N).max_by(|i, j| a[*i][at].abs().total_cmp(&a[*j][at].abs()))?;
-        a.swap(at, pivot);
-        b.swap(at, pivot);
-        if a[at][at].abs() <= 1e-9 * sizes[at] {
+        // What the columns before leave of this one's squares: nothing, where it is a sum of them.
+        if a[at][at] <= 1e-9 * squares[at] {
             return None;
         }
         for other in (0..N).filter(|other| *other != at) {

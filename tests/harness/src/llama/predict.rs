@@ -128,6 +128,14 @@ mod tests {
     }
 
     #[test]
+    fn with_attention_the_rest_of_a_cached_prompt_is_its_dear_end() {
+        let profile = Profile { prefill_doubles_at_tokens: 1_000.0, ..profile() };
+        let seconds = first_token(&profile, 1_032, 500).unwrap();
+        // Tokens 532 (the 32 of the bursts are in the curve) to 1,032 take 1.782 times as long as the first.
+        assert!((seconds - (500.0 / 500.0 * 1.782 + 0.01)).abs() < 1e-6, "{seconds}");
+    }
+
+    #[test]
     fn times_are_counted_from_each_arrival() {
         let arrivals = [
             Arrival { at_s: 5.0, prompt_tokens: 32, output_tokens: 10 },

@@ -381,7 +381,7 @@ impl Report {
         output::table(&columns, &self.mixed_rows);
         if let Some((fitted, probed, share)) = &self.fitted {
             println!(
-                "\nPrefill: {:.0} tok/s by the fit at the beginning of a prompt{}, {:.0} by a probe. {:.0} ms before a first token have no place in the model. \
+                "\nPrefill: {:.0} tok/s by the fit at the beginning of a prompt{}; {:.0} by a probe, on average over its long prompt. {:.0} ms before a first token have no place in the model. \
                  While a prompt is read, a stream beside it gets {:.0} % of its speed.",
                 fitted.profile.prefill_tps,
                 match fitted.profile.prefill_doubles_at_tokens {
