@@ -124,10 +124,8 @@ fn least_squares<const N: usize>(rows: &[[f64; N]]) -> Option<[f64; N]> {
             return None;
         }
         for other in (0..N).filter(|other| *other != at) {
-            let factor = a[other][at] / a[at][at];
-            for column in at..N {
-                a[other][column] -= factor * a[at][column];
-            }
+            let (row, factor) = (a[at], a[other][at] / a[at][at]);
+            a[other].iter_mut().zip(row).for_each(|(to, of)| *to -= factor * of);
             b[other] -= factor * b[at];
         }
     }
