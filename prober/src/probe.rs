@@ -14,7 +14,7 @@
 //! percent of the second or so that 8,192 tokens take. The prompt is at most half of the context window. An engine that
 //! refuses it, or does not answer in time, has its throughput all the same, and an unknown prefill speed.
 //!
-//! At last, where the pool's caps are measured, the [`sweep`] of concurrency.
+//! At last, where the pool's caps are measured or it compares by curve, the [`sweep`] of concurrency.
 
 mod prompt;
 mod sweep;

@@ -106,13 +106,9 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
             if !leads || !able || endpoint.fingerprint.is_none() || now_ms < endpoint.not_before_ms {
                 continue;
             }
-            let due = endpoint
-                .kept
-                .as_ref()
-                .is_none_or(|kept| now_ms.saturating_sub(kept.measurement.measured_at_ms) >= interval_ms);
             if !endpoint.registered {
                 at_once.push(job(ProbeKind::Registration, false));
-            } else if due {
+            } else if endpoint.is_due(interval_ms, now_ms) {
                 when_idle.push(job(ProbeKind::Interval, false));
             }
         }

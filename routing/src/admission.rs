@@ -3,13 +3,13 @@
 //! **Prefill budget.** Of the prompts that it has not answered yet, an endpoint takes a further one when
 //!
 //! ```text
-//! prompts < 2   or   tokens + new <= budget x weight
+//! prompts < 2   or   tokens + new <= budget x speed
 //! ```
 //!
 //! with `tokens` the uncached tokens of those prompts and `new` those of the further one; prompts below
-//! [`WORTH_TELLING_TOKENS`](crate::live::WORTH_TELLING_TOKENS) do not count and always may. By weight, because twice the speed
-//! computes twice as much in the same time: the same number for all fills the slow endpoints with more than their share. Two
-//! at any length, because an endpoint that computes one prompt only stands still from its end until the gateway knows of it
+//! [`WORTH_TELLING_TOKENS`](crate::live::WORTH_TELLING_TOKENS) do not count and always may. `speed` is the prefill speed over the pool's
+//! median, or the weight where it is not known ([`prefill_budget`]): twice the speed computes twice as much in the same time, and
+//! the same number for all fills the slow endpoints with more than their share. Two at any length, because an endpoint that computes one prompt only stands still from its end until the gateway knows of it
 //! and has sent the next.
 
 /// Checked settings of admission. What a full pool cannot take now waits in the queue of the live table (see

@@ -104,6 +104,13 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     let pools = raw.pools.into_iter().enumerate();
     let pools = pools.map(|(nth, raw)| pool(nth, raw, &networks, &mut ids, check)).collect::<Vec<_>>();
     between_pools(&pools, check);
+    if let Some(probe) = &probe
+        && pools.iter().any(|pool| pool.sizing.by == wire::By::Curve)
+    {
+        // A weight is what an endpoint has at so many requests, and its curve says how much of that it has at others.
+        let expected = format!("probe.concurrency ({}) or more where a pool has policy.by: curve", probe.concurrency);
+        check.that(probe.sweep_max >= probe.concurrency, "probe.sweep_max", probe.sweep_max, expected);
+    }
     as_the_filter_sees_it(&filter, &pools, check);
     Some(Config {
         api_listen,

@@ -141,6 +141,18 @@ fn errors(yaml: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_sweep_reaches_what_a_weight_stands_for() {
+    let file =
+        |by, most| format!("probe: {{sweep_max: {most}}}\npools: [{{name: p, models: [m], policy: {{by: {by}}}}}]");
+    assert!(Config::parse(&file("weight", 8)).is_ok() && Config::parse(&file("curve", 16)).is_ok());
+    let [error] = &errors(&file("curve", 8))[..] else { panic!() };
+    assert_eq!(
+        error,
+        "probe.sweep_max is \"8\": expected probe.concurrency (16) or more where a pool has policy.by: curve"
+    );
+}
+
+#[test]
 fn every_field_can_be_written() {
     let config = Config::parse(
         r#"

@@ -194,6 +194,9 @@ pub struct Endpoint {
     pub measured: Option<Measured>,
     /// Whether the registration probe is done (or was spared).
     pub registered: bool,
+    /// Whether somebody else of its pool was measured when it came, or was seen for the first time: then it takes no traffic before
+    /// it is measured, too. One that was there before anybody was measured has served all along, and goes on.
+    pub(super) newcomer: bool,
     /// A burst that runs or is about to.
     pub burst: Option<Burst>,
     /// The same by another prober.
@@ -234,6 +237,15 @@ impl Endpoint {
     #[must_use]
     pub fn context_window(&self) -> Option<u32> {
         self.written.context_window.or(self.discovered_window)
+    }
+
+    /// Whether it is to be measured again as soon as it is idle: what is known is older than `interval_ms`, or is less than its
+    /// pool wants, as what another prober has measured for a pool that had other settings.
+    pub fn is_due(&self, interval_ms: u64, now_ms: u64) -> bool {
+        self.kept.as_ref().is_none_or(|Kept { measurement, .. }| {
+            let old = now_ms.saturating_sub(measurement.measured_at_ms) >= interval_ms;
+            old || !measurement.is_complete(self.sizing)
+        })
     }
 
     /// Puts a measurement in force, and the cap that follows from it. What serving has said of the same curve stays.

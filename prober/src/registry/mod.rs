@@ -284,6 +284,7 @@ impl Registry {
         if let Some((other, _)) = other {
             return Err(RegistryError::OtherReach { address, other: other.clone() });
         }
+        let others_known = self.others_known(&written.id, pool);
         if let Some(known) = self.endpoints.get_mut(&written.id) {
             if known.pool != pool {
                 return Err(RegistryError::OtherPool(written.id));
@@ -311,6 +312,7 @@ impl Registry {
             known.said = None;
             known.health = Health::unchecked();
             known.registered = false;
+            known.newcomer = others_known;
             return Ok(Registered::Changed);
         }
         let pool_sizing = self.pools.iter().find(|known| known.wire.name == pool).map(|pool| pool.sizing);
@@ -335,6 +337,7 @@ impl Registry {
             sizing: pool_sizing.unwrap_or_default(),
             measured: None,
             registered: false,
+            newcomer: others_known,
             burst: None,
             probing_elsewhere: self.is_marked(&id),
             not_before_ms: 0,
@@ -353,6 +356,12 @@ impl Registry {
         endpoint.keep(self.memory.last.get(&id).cloned());
         self.endpoints.insert(id, endpoint);
         Ok(Registered::New)
+    }
+
+    /// Whether somebody else of a pool is measured or pinned, and may take requests.
+    fn others_known(&self, id: &str, pool: &str) -> bool {
+        let mut others = self.endpoints.iter().filter(|(other, endpoint)| *other != id && endpoint.pool == pool);
+        others.any(|(_, endpoint)| endpoint.known() && endpoint.available())
     }
 
     /// Forgets an endpoint at once, with its pin and drain: who registers under this id later is somebody else.
@@ -390,13 +399,14 @@ impl Registry {
         }
         let kept = match (record.throughput_tps, now.key) {
             (Some(throughput_tps), Some(key)) => {
-                // A sweep that failed does not take away the curve that it was to replace.
-                let before = endpoint.kept.as_ref().filter(|kept| kept.key == key && record.sweep_error.is_some());
-                let before = before.and_then(|kept| kept.measurement.curve.clone());
+                // What failed does not take away the reading that it was to replace.
+                let before = endpoint.kept.as_ref().filter(|kept| kept.key == key).map(|kept| &kept.measurement);
+                let curve = before.filter(|_| record.sweep_error.is_some()).and_then(|before| before.curve.clone());
+                let prefill = before.filter(|_| record.prefill_error.is_some()).and_then(|before| before.prefill_tps);
                 let measurement = Measurement {
                     throughput_tps,
-                    prefill_tps: record.prefill_tps,
-                    curve: record.curve.clone().or(before),
+                    prefill_tps: record.prefill_tps.or(prefill),
+                    curve: record.curve.clone().or(curve),
                     sweep_error: record.sweep_error.clone(),
                     measured_at_ms: record.at_ms,
                 };

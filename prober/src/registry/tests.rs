@@ -50,16 +50,33 @@ fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
 
 #[test]
 fn a_new_endpoint_waits_for_its_probe_unless_nobody_is_measured() {
-    let mut registry = registry(&["a", "b"]);
+    let mut registry = registry(&["a"]);
     assert_eq!(seen(&registry, "a"), (1.0, WeightSource::Default, State::Ready));
-    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
-    assert_eq!(seen(&registry, "a").2, State::Probing);
     probed(&mut registry, "a", Some(980.0), 1);
+    add(&mut registry, "b", "args");
     assert_eq!(seen(&registry, "b").2, State::New);
     registry.get_mut("b").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     probed(&mut registry, "b", Some(479.0), 2);
     assert_eq!(seen(&registry, "a"), (1.34, WeightSource::Measured, State::Ready));
     assert_eq!(seen(&registry, "b"), (0.66, WeightSource::Measured, State::Ready));
+}
+
+// A prober beside a fleet that serves already: the first result does not close all the others.
+#[test]
+fn those_who_were_there_before_anybody_was_measured_go_on_serving() {
+    let mut registry = registry(&["a", "b", "c"]);
+    for id in ["a", "b", "c"] {
+        registry.identified(id, Identity::default(), 1_000, 1);
+    }
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Registration, false, 0));
+    assert_eq!(["a", "b", "c"].map(|id| seen(&registry, id).2), [State::Probing, State::Ready, State::Ready]);
+    probed(&mut registry, "a", Some(980.0), 2);
+    assert_eq!(["a", "b", "c"].map(|id| seen(&registry, id).2), [State::Ready; 3]);
+    assert_eq!(seen(&registry, "b").1, WeightSource::Default);
+    // One that turns out to be another engine meanwhile has not served before.
+    let other = Identity { fingerprint: "other".into(), ..Identity::default() };
+    registry.identified("c", other, 1_000, 3);
+    assert_eq!(["b", "c"].map(|id| seen(&registry, id).2), [State::Ready, State::New]);
 }
 
 #[test]
@@ -72,14 +89,46 @@ fn alone_in_its_pool_it_serves_while_it_is_probed() {
 // The only stand-in of a measured endpoint is one that nobody has measured, or has not been seen to live.
 #[test]
 fn an_endpoint_without_a_sound_stand_in_serves_while_it_is_probed() {
-    let mut registry = registry(&["a", "b"]);
+    let mut registry = registry(&["a"]);
     probed(&mut registry, "a", Some(980.0), 1);
+    add(&mut registry, "b", "args");
     registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
     assert_eq!((seen(&registry, "a").2, seen(&registry, "b").2), (State::Ready, State::New));
     probed(&mut registry, "b", Some(479.0), 2);
     assert_eq!(seen(&registry, "a").2, State::Probing);
     registry.get_mut("b").unwrap().health.checked = false;
     assert_eq!(seen(&registry, "a").2, State::Ready);
+}
+
+#[test]
+fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
+    let mut registry = registry(&["a"]);
+    let subject = registry.subject("a").unwrap();
+    let mut probed = |prefill_tps: Option<f64>, error: Option<&str>, at_ms| {
+        let record = ProbeRecord {
+            throughput_tps: Some(980.0),
+            prefill_tps,
+            prefill_error: error.map(str::to_owned),
+            ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
+        };
+        registry.probed("a", &subject, record).unwrap().measurement.prefill_tps
+    };
+    assert_eq!(probed(Some(6_000.0), None, 1), Some(6_000.0));
+    assert_eq!(probed(None, Some("no answer within 60s"), 2), Some(6_000.0));
+    // Not asked for any more.
+    assert_eq!(probed(None, None, 3), None);
+}
+
+#[test]
+fn the_requests_of_a_probe_are_nobody_elses() {
+    for (under_burst, outside) in [(false, 16), (true, 0)] {
+        let mut registry = registry(&["a"]);
+        registry.get_mut("a").unwrap().burst = under_burst.then(|| Burst::begin(ProbeKind::Interval, false, 0));
+        for tick in 1..=8 {
+            registry.scraped("a", Ok(crate::engine::Signals { running: Some(16), ..Default::default() }), tick * 250);
+        }
+        assert_eq!(registry.exchange.outside("a", 2_000), outside, "under a burst: {under_burst}");
+    }
 }
 
 #[test]

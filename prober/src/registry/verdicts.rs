@@ -177,10 +177,11 @@ fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State 
     }
 }
 
-/// Never measured, while somebody else of the pool is: it takes no traffic until it is.
+/// Never measured, and came when somebody else of the pool was: while somebody else is, it takes no traffic until it is measured.
+/// Those who were there before anybody was measured have no newcomer among them: the first result must not close all others.
 fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool {
     let known_other = members.iter().any(|(other, endpoint)| *other != id && endpoint.known() && endpoint.available());
-    !endpoint.registered && !endpoint.known() && known_other
+    endpoint.newcomer && !endpoint.registered && !endpoint.known() && known_other
 }
 
 /// Whether somebody else can take the traffic meanwhile: seen to be healthy, not in doubt, and not new.

@@ -124,8 +124,11 @@ impl Registry {
                     endpoint.fingerprint = None;
                 }
                 endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
-                if let Some(requests) = signals.requests() {
-                    self.exchange.scraped(id, requests, now_ms);
+                match signals.requests() {
+                    // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
+                    Some(_) if endpoint.under_burst() => self.exchange.replaced(id),
+                    Some(requests) => self.exchange.scraped(id, requests, now_ms),
+                    None => {}
                 }
                 resized = signals.kv_tokens.is_some() && signals.kv_tokens != endpoint.kv_tokens;
                 endpoint.kv_tokens = signals.kv_tokens.or(endpoint.kv_tokens);
@@ -151,15 +154,17 @@ impl Registry {
     /// arguments that are written for it are the same. Returns whether its epoch changed, and is to be stored.
     pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) -> bool {
         let follows = self.follows();
-        let Some(model) = self.endpoints.get(id).map(|endpoint| self.served_model(&endpoint.pool).to_owned()) else {
-            return false;
-        };
+        let Some(pool) = self.endpoints.get(id).map(|endpoint| endpoint.pool.clone()) else { return false };
+        let (model, others_known) = (self.served_model(&pool).to_owned(), self.others_known(id, &pool));
         let Some(endpoint) = self.endpoints.get_mut(id) else { return false };
         endpoint.discovered_window = identity.window;
         endpoint.kv_tokens = endpoint.signals.kv_tokens.or(identity.kv_tokens).or(endpoint.kv_tokens);
         let before = endpoint.said.replace(identity.fingerprint.clone());
         let another = before.is_some_and(|before| before != identity.fingerprint);
-        endpoint.fingerprint = Some(identity.fingerprint);
+        let first = endpoint.fingerprint.replace(identity.fingerprint).is_none();
+        if first || another {
+            endpoint.newcomer = others_known;
+        }
         let reborn = std::mem::take(&mut endpoint.reborn);
         let before = endpoint.epoch;
         if another && !reborn {
@@ -201,7 +206,6 @@ impl Registry {
                 ..ProbeRecord::empty(ProbeKind::Registration, now_ms)
             });
             endpoint.keep(Some(Kept { key, measurement }));
-            let pool = endpoint.pool.clone();
             self.count(pool, ProbeKind::Registration, Outcome::Reused);
         } else if follows && let Some(history) = self.memory.history.get(id) {
             done_elsewhere(endpoint, history, Some(&key));

@@ -113,6 +113,25 @@ fn a_kept_result_spares_the_sweep_only_when_it_has_one() {
     }
 }
 
+// A rollout of two probers, one after the other: each follows the other while that one does not sweep yet.
+#[test]
+fn a_result_without_the_sweep_that_its_pool_wants_is_due_when_idle() {
+    let mut registry = measuring();
+    registry.follow(Some(7));
+    add(&mut registry, "a", "args");
+    let key = registry.subject("a").unwrap().key.unwrap();
+    let short =
+        Measurement { throughput_tps: 479.0, prefill_tps: None, curve: None, sweep_error: None, measured_at_ms: 1 };
+    registry.memory.results.insert(key, short);
+    registry.identified("a", Identity::default(), 1_000, 2);
+    let due = |registry: &Registry, now_ms| registry.get("a").unwrap().is_due(1_000, now_ms);
+    assert!(registry.get("a").unwrap().registered && due(&registry, 3));
+    for found in [Err("at concurrency 4: no"), Ok(curve())] {
+        swept(&mut registry, "a", 479.0, found, 3);
+        assert!(!due(&registry, 4) && due(&registry, 1_003));
+    }
+}
+
 #[test]
 fn one_request_that_is_too_slow_is_an_alarm() {
     let mut registry = measuring();
