@@ -358,10 +358,9 @@ impl Registry {
         Ok(Registered::New)
     }
 
-    /// Whether somebody else of a pool is measured or pinned, and may take requests.
     fn others_known(&self, id: &str, pool: &str) -> bool {
-        let mut others = self.endpoints.iter().filter(|(other, endpoint)| *other != id && endpoint.pool == pool);
-        others.any(|(_, endpoint)| endpoint.known() && endpoint.available())
+        let members = self.endpoints.iter().filter(|(_, endpoint)| endpoint.pool == pool);
+        verdicts::others_known(id, members.map(|(id, endpoint)| (id.as_str(), endpoint)))
     }
 
     /// Forgets an endpoint at once, with its pin and drain: who registers under this id later is somebody else.

@@ -180,8 +180,12 @@ fn state(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> State 
 /// Never measured, and came when somebody else of the pool was: while somebody else is, it takes no traffic until it is measured.
 /// Those who were there before anybody was measured have no newcomer among them: the first result must not close all others.
 fn is_new(id: &str, endpoint: &Endpoint, members: &[(&str, &Endpoint)]) -> bool {
-    let known_other = members.iter().any(|(other, endpoint)| *other != id && endpoint.known() && endpoint.available());
-    endpoint.newcomer && !endpoint.registered && !endpoint.known() && known_other
+    endpoint.newcomer && !endpoint.registered && !endpoint.known() && others_known(id, members.iter().copied())
+}
+
+/// Whether somebody else of these, the members of a pool, is measured or pinned, and may take requests.
+pub(super) fn others_known<'a>(id: &str, mut members: impl Iterator<Item = (&'a str, &'a Endpoint)>) -> bool {
+    members.any(|(other, endpoint)| other != id && endpoint.known() && endpoint.available())
 }
 
 /// Whether somebody else can take the traffic meanwhile: seen to be healthy, not in doubt, and not new.

@@ -4,9 +4,9 @@
 //! - Prefill: `TTFT(n) = fixed + (n + n^2 / 2d) / prefill_tps` over uncached prompt tokens n, with d the place where attention
 //!   has doubled what a token takes, fitted so that the squares of the *relative* errors are least: a prompt of 4,000 tokens
 //!   must not drown one of 100. With fewer than four points, or where the fit would have a token take no time at the beginning or
-//!   no longer later on, it is a line. The model's first token comes after the prefill of what is beyond `included`, the prompt of the bursts that the curve is from (its prefill is
-//!   inside the curve), and a step of `1 / curve(1)`. What is fixed beyond that has no place in the model;
-//!   [`Fitted::unmodelled_s`] says how much it is.
+//!   no longer later on, it is a line. The model's first token comes after the prefill of what is beyond `included`, the
+//!   prompt of the bursts that the curve is from (its prefill is inside the curve), and a step of `1 / curve(1)`. What is
+//!   fixed beyond that has no place in the model; [`Fitted::unmodelled_s`] says how much it is.
 //!
 //! Cost: linear in the points.
 
