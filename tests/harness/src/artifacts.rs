@@ -62,7 +62,11 @@ fn tool(variable: &str, name: &str) -> Result<PathBuf> {
 pub fn wasm() -> Result<PathBuf> {
     match std::env::var_os("WEIGHBRIDGE_WASM") {
         Some(path) => Ok(path.into()),
-        None => fresh(&root().join("dist/weighbridge.wasm"), &["filter/src", "routing/src"], "scripts/build"),
+        None => fresh(
+            &root().join("dist/weighbridge.wasm"),
+            &["filter/src", "filter/hints/src", "routing/src"],
+            "scripts/build",
+        ),
     }
 }
 
