@@ -417,6 +417,11 @@ impl Table {
         }
     }
 
+    /// Whether one more waiter of a VM can be put in.
+    pub(super) fn has_room(&self, id: u64) -> bool {
+        self.waiters < MAX_WAITERS && (self.rows < MAX_ROWS || self.row(id).is_some())
+    }
+
     /// Puts a waiter into its place; returns that, or `None` when the table is full.
     pub(super) fn insert_waiter(&mut self, waiter: &Waiter) -> Option<usize> {
         if self.waiters >= MAX_WAITERS {
