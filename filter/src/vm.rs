@@ -361,8 +361,7 @@ impl Vm {
     pub(crate) fn attempt_failed(&mut self, cluster: &[u8], address: &[u8], outcome: Outcome, now_ms: u64) {
         let Some(snapshot) = self.snapshot() else { return };
         let Some(pool) = snapshot.pools.iter().find(|pool| pool.cluster.as_bytes() == cluster) else { return };
-        let at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
-        if let Some(endpoint) = pool.endpoints.iter().find(at) {
+        if let Some(endpoint) = pool.place_at(address, &[]).and_then(|place| pool.endpoints.get(place)) {
             self.report(pool, endpoint, Report { outcome, trial: false, added_tokens: 0 }, now_ms);
             if outcome == Outcome::Failure {
                 self.served(pool, endpoint, &Served { error: true, ..Served::default() });

@@ -11,6 +11,7 @@ use weighbridge_routing::decision::{Decision, QueueRecord};
 use weighbridge_routing::live::{Claim, Left, Queued, Standing};
 use weighbridge_routing::prefix::index::Search;
 use weighbridge_routing::request::Shape;
+use weighbridge_routing::route::Refusal as Why;
 use weighbridge_routing::snapshot::{Pool, Snapshot};
 
 use crate::answer::Refusal;
@@ -92,8 +93,11 @@ impl Waiting {
                 self.refuse(error, "queue_timeout")
             }
             Standing::Hopeless(refusal) => {
-                self.leave();
-                let error = ApiError::refused(refusal, self.pool_name(), &self.known.ask, Shape::Chat);
+                let left = self.leave();
+                let mut error = ApiError::refused(refusal, self.pool_name(), &self.known.ask, Shape::Chat);
+                if refusal == Why::QueueFull {
+                    error.retry_after_s = Some(left.retry_after_s);
+                }
                 self.refuse(error, refusal.as_str())
             }
         }

@@ -3,7 +3,6 @@
 use weighbridge_routing::exchange::served::Sample as Served;
 use weighbridge_routing::live::{Outcome, Report};
 use weighbridge_routing::response::Watcher;
-use weighbridge_routing::snapshot::Endpoint;
 
 use super::Placed;
 use crate::place::request_id;
@@ -13,6 +12,12 @@ impl Placed {
     /// Whether the request is counted at the endpoint with this address.
     pub(crate) fn is_at(&self, address: &[u8]) -> bool {
         self.endpoint().is_some_and(|endpoint| endpoint.address.as_bytes() == address)
+    }
+
+    /// The place of the endpoint at this address, at which it is or was to be tried: of several there the one that it is counted at, or
+    /// one of its hosts.
+    fn place_at(&self, address: &[u8]) -> Option<usize> {
+        if self.is_at(address) { Some(self.at) } else { self.pool()?.place_at(address, &self.admitted.pick.hosts) }
     }
 
     /// Whether this is the request with this id. Its own is read from its headers when it is asked for the first time, which is
@@ -28,11 +33,9 @@ impl Placed {
     /// the count goes on to the next host, as the request does. (Where Envoy does not try again, its own answer follows at once,
     /// and [`Placed::follow`] takes the count back.)
     pub(crate) fn attempt_failed(&mut self, address: &[u8], outcome: Outcome) -> bool {
+        let Some(at) = self.place_at(address) else { return false };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return false };
-        let mut endpoints = pool.endpoints.iter().enumerate();
-        let Some((at, from)) = endpoints.find(|(_, endpoint)| endpoint.address.as_bytes() == address) else {
-            return false;
-        };
+        let Some(from) = pool.endpoints.get(at) else { return false };
         // Of several attempts at one endpoint the first says it all.
         let outcome = if self.failed.contains(&at) { Outcome::Neutral } else { outcome };
         self.failed.push(at);
@@ -57,11 +60,9 @@ impl Placed {
     /// [`attempts`] tells where it hears of them; with one, Envoy did not know its address (yet), which is nobody's fault.
     pub(super) fn follow(&mut self) {
         let Some(address) = host::property("upstream\0address") else { return };
+        let Some(at) = self.place_at(&address).filter(|at| *at != self.at) else { return };
         let Some(pool) = self.snapshot.pools.get(self.pool) else { return };
-        let now_at = |endpoint: &&Endpoint| endpoint.address.as_bytes() == address;
-        let Some(from) = pool.endpoints.get(self.at).filter(|endpoint| !now_at(endpoint)) else { return };
-        let Some(at) = pool.endpoints.iter().position(|endpoint| now_at(&endpoint)) else { return };
-        if let Some(to) = pool.endpoints.get(at) {
+        if let (Some(from), Some(to)) = (pool.endpoints.get(self.at), pool.endpoints.get(at)) {
             let unknown = !attempts::are_logged() && attempt_count() > 1;
             let outcome = if unknown { Outcome::Busy { retry_after_ms: None } } else { Outcome::Neutral };
             let report = Report { outcome, trial: self.on_trial(), added_tokens: 0 };

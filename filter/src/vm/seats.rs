@@ -55,6 +55,7 @@ impl Vm {
             };
             let change = row.dispatch(&mut shared, pool, now_ms);
             let standing = row.standing(&mut shared, pool, now_ms);
+            // Whoever gets no place by that is told on the next tick.
             if standing.iter().any(|own| own.standing == Standing::Lost) && row.rewrite(&mut shared).is_err() {
                 self.stats.unshared();
             }

@@ -63,7 +63,7 @@ pub enum Standing {
     Granted,
     /// Its time is over: [`Row::leave`].
     Expired,
-    /// Nothing to wait for is left: [`Row::leave`].
+    /// Nothing to wait for is left, or the table has lost it and has no room for it any more: [`Row::leave`].
     Hopeless(Refusal),
     /// The table does not know it: [`Row::rewrite`].
     Lost,
@@ -168,16 +168,15 @@ impl Row {
         let board = Board::new(&table, pool, slots, &self.elsewhere);
         let row = table.row(self.id);
         let standing = |waiter: &Waiter| {
-            let Some((_, found)) = row.and_then(|row| queue::find(&table, row, waiter.ticket)) else {
-                return Standing::Lost;
-            };
-            if found.grant.is_some() {
-                return Standing::Granted;
+            let found = row.and_then(|row| queue::find(&table, row, waiter.ticket));
+            match found {
+                Some((_, found)) if found.grant.is_some() => Standing::Granted,
+                _ if waiter.is_expired(now_ms) => Standing::Expired,
+                Some((_, found)) => board.hopeless(&found, now_ms).map_or(Standing::Waiting, Standing::Hopeless),
+                None if table.has_room(self.id) => Standing::Lost,
+                // Others have its place. It hears what a newcomer hears, instead of waiting where nobody sees it.
+                None => Standing::Hopeless(Refusal::QueueFull),
             }
-            if found.is_expired(now_ms) {
-                return Standing::Expired;
-            }
-            board.hopeless(&found, now_ms).map_or(Standing::Waiting, Standing::Hopeless)
         };
         self.waiting.iter().map(|waiter| Own { ticket: waiter.ticket, standing: standing(waiter) }).collect()
     }

@@ -140,7 +140,8 @@ impl Recent {
             (recent.ended, recent.failed) = (recent.ended / 2, recent.failed / 2);
         }
         recent.ended += 1;
-        recent.failed += u16::from(failed);
+        // Of a value that this code did not write more may have failed than ended.
+        recent.failed = recent.failed.saturating_add(failed.into());
         recent
     }
 
@@ -265,6 +266,13 @@ mod tests {
 
     fn after(passive: Passive, report: Report, now_ms: u64) -> (Passive, Ejected) {
         super::after(passive, report, &SETTINGS, || true, now_ms)
+    }
+
+    #[test]
+    fn counts_that_nobody_wrote_do_not_overflow() {
+        let recent = Recent { failed: u16::MAX, ..Recent::default() };
+        let counted = [false, true].map(|failed| recent.count(failed, 0));
+        assert_eq!(counted, [Recent { ended: 1, ..recent }; 2]);
     }
 
     // Case C10: an endpoint that fails everything is out after five, for longer each time, and back after a success.

@@ -438,7 +438,8 @@ pub(super) fn reconcile(table: &mut Table, row: usize, known: &[Waiter]) {
     }
 }
 
-/// Puts a waiter that the table has lost back into its place.
+/// Puts a waiter that the table has lost back into its place. Where others have filled the table meanwhile it stays lost, and
+/// [`Row::standing`](super::Row::standing) tells its VM.
 pub(super) fn put_back(table: &mut Table, row: usize, waiter: &Waiter) {
     table.insert_waiter(&Waiter { row, grant: None, ..*waiter });
     table.set_next_ticket(table.next_ticket().max(waiter.ticket.saturating_add(1)));

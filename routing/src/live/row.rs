@@ -370,7 +370,7 @@ impl Row {
     }
 
     /// Writes the row and its waiters as they are: after it was dropped, or a write was lost. A slot that a waiter had
-    /// been given is lost with the row; the waiter keeps its place.
+    /// been given is lost with the row; the waiter keeps its place, unless the table is full.
     ///
     /// # Errors
     /// When the shared value cannot be written; the next tick tries again.

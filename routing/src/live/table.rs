@@ -26,6 +26,9 @@ pub const MAX_ROWS: usize = 256;
 /// The most waiters in one table.
 pub const MAX_WAITERS: usize = 4096;
 
+/// No table has given out more tickets.
+const MAX_TICKET: u64 = u64::MAX / 2;
+
 const MAGIC: [u8; 4] = *b"WBLT";
 const HEADER: usize = 40;
 const TURN: usize = 12;
@@ -97,6 +100,10 @@ impl Table {
             return None;
         }
         let table = Table { bytes, slots, rows, waiters };
+        // This code does not get so far; where tickets ended, two waiters would have the same.
+        if table.next_ticket() > MAX_TICKET {
+            return None;
+        }
         let sound = |place| {
             let bytes = table.waiter_bytes(place);
             waiter::row_of(bytes) < rows && waiter::granted_slot(bytes).is_none_or(|slot| slot < slots)
@@ -221,13 +228,16 @@ impl Table {
     /// What one VM has at an endpoint.
     #[must_use]
     pub fn cell(&self, row: usize, slot: usize) -> Counts {
+        // Behind the last cell stand the waiters.
+        if row >= self.rows || slot >= self.slots {
+            return Counts::default();
+        }
         let at = self.cell_at(row, slot);
         self.bytes.get(at..at + CELL).map_or(Counts::default(), read_cell)
     }
 
     /// Sets what one VM has at an endpoint.
     pub fn set_cell(&mut self, row: usize, slot: usize, counts: Counts) {
-        // Behind the last cell stand the waiters.
         if row >= self.rows || slot >= self.slots {
             return;
         }
@@ -415,6 +425,11 @@ impl Table {
         if let Some(bytes) = self.bytes.get_mut(at..at + waiter::SIZE) {
             bytes.copy_from_slice(&waiter.encode());
         }
+    }
+
+    /// Whether one more waiter of a VM can be put in.
+    pub(super) fn has_room(&self, id: u64) -> bool {
+        self.waiters < MAX_WAITERS && (self.rows < MAX_ROWS || self.row(id).is_some())
     }
 
     /// Puts a waiter into its place; returns that, or `None` when the table is full.

@@ -130,6 +130,25 @@ impl Pool {
         self.by_curve.then(share)
     }
 
+    /// The place of the endpoint to which what happened at an address is put down: the first of the `likely` ones that is there, else
+    /// the one that serves, and one that drains only where nobody else is. One that was renamed has its address together with its
+    /// successor until it has gone.
+    #[cold]
+    #[must_use]
+    pub fn place_at(&self, address: &[u8], likely: &[usize]) -> Option<usize> {
+        let is_there = |endpoint: &Endpoint| endpoint.address.as_bytes() == address;
+        let sent_there = likely.iter().copied().find(|place| self.endpoints.get(*place).is_some_and(is_there));
+        sent_there.or_else(|| {
+            let there = self.endpoints.iter().enumerate().filter(|(_, endpoint)| is_there(endpoint));
+            let first = there.min_by_key(|(_, endpoint)| match endpoint.state {
+                State::Ready => 0,
+                State::New | State::Probing | State::Unhealthy => 1,
+                State::Draining => 2,
+            });
+            first.map(|(place, _)| place)
+        })
+    }
+
     /// The name under which the engines know what a client asked for as `asked`: the served model, except for an
     /// adapter, which they know by its own name. Without a served model, any name of the pool is the engines' own.
     #[must_use]

@@ -28,6 +28,40 @@ fn a_snapshot_is_read() {
     assert!(snapshot.alarms.is_empty());
 }
 
+// A rename: the old id drains at the address that the new one has, too.
+#[test]
+fn what_happens_at_a_shared_address_is_put_down_to_whom_it_was_sent() {
+    let pool_of = |states: &[&str]| {
+        let mut value = example();
+        let endpoint = |(nth, state): (usize, &&str)| json!({"id": format!("e{nth}"), "address": "10.0.1.10:8000", "state": state});
+        let mut endpoints: Vec<Value> = states.iter().enumerate().map(endpoint).collect();
+        endpoints.push(json!({"id": "other", "address": "10.0.1.11:8000"}));
+        value["pools"][0]["endpoints"] = endpoints.into();
+        read(&value).unwrap().pools.remove(0)
+    };
+    let shared = b"10.0.1.10:8000";
+    let renamed = pool_of(&["draining", "ready"]);
+    assert_eq!(renamed.place_at(shared, &[]), Some(1));
+    // A request is known to have gone to one of them; where else it may go says nothing.
+    assert_eq!(
+        [[0, 2], [2, 0], [2, 1], [2, 2], [9, 2]].map(|likely| renamed.place_at(shared, &likely).unwrap()),
+        [0, 0, 1, 1, 1]
+    );
+    assert_eq!(
+        (renamed.place_at(b"10.0.1.11:8000", &[1, 0]), renamed.place_at(b"10.0.1.12:8000", &[1])),
+        (Some(2), None)
+    );
+    for (states, expected) in [
+        (["draining", "unhealthy"], 1),
+        (["draining", "probing"], 1),
+        (["unhealthy", "ready"], 1),
+        (["new", "draining"], 0),
+        (["draining", "draining"], 0),
+    ] {
+        assert_eq!(pool_of(&states).place_at(shared, &[]), Some(expected), "{states:?}");
+    }
+}
+
 // Case C2: a weight that is 0, negative or NaN counts as 1.0 and raises an alarm.
 #[test]
 fn c2_a_broken_weight_counts_as_one_and_is_told() {

@@ -1,5 +1,5 @@
 //! What the fuzzer tries. Each function takes any bytes and panics when a promise is broken; `routing/tests/corpus.rs`
-//! runs them over the committed corpus, so that what was found once stays found.
+//! runs them over the committed corpus, so that what was found once stays found, and makes the seeds that have a live table in them.
 
 use serde_json::Value;
 use weighbridge_routing::eligibility::{Ask, Patience};
@@ -11,7 +11,7 @@ use weighbridge_routing::prefix::holders::Nobody;
 use weighbridge_routing::request::{Headers, Reader, Request, RequestError, Shape};
 use weighbridge_routing::response::{Kind, Watcher};
 use weighbridge_routing::rng::SplitMix64;
-use weighbridge_routing::snapshot::{EndpointKey, Snapshot};
+use weighbridge_routing::snapshot::{EndpointKey, Pool, Snapshot};
 
 /// Takes the first `N` bytes, zeros where there are none.
 fn take<const N: usize>(data: &mut &[u8]) -> [u8; N] {
@@ -187,7 +187,7 @@ pub fn live_table(mut data: &[u8]) {
 }
 
 /// A value in memory that nobody else writes.
-struct Alone(Option<Vec<u8>>);
+pub struct Alone(pub Option<Vec<u8>>);
 
 impl SharedValue for Alone {
     fn load(&mut self) -> (Option<Vec<u8>>, u32) {
@@ -200,16 +200,22 @@ impl SharedValue for Alone {
     }
 }
 
-/// Any bytes that decode make a queue that works: a VM comes and goes through it, whoever else is said to wait, and leaves
-/// nothing of its own behind.
-pub fn live_queue(mut data: &[u8]) {
+/// The pool of [`live_queue`].
+#[must_use]
+pub fn queue_pool() -> Pool {
     const POOL: &str = r#"{"format": 1, "version": 1, "pools": [{"name": "p", "models": ["m"],
         "admission": {"queue": 8, "queue_bytes": 1000, "max_wait_ms": 1000, "ageing_ms": 100}, "endpoints": [
         {"id": "a", "address": "10.0.0.1:80", "weight": 1.0, "cap": 2, "context_window": 4000},
         {"id": "b", "address": "10.0.0.2:80", "weight": 2.0, "cap": 1}]}]}"#;
+    Snapshot::from_json(POOL.as_bytes()).expect("a snapshot").pools.remove(0)
+}
+
+/// Any bytes that decode make a queue that works: a VM comes and goes through it, whoever else is said to wait, and leaves
+/// nothing of its own behind.
+pub fn live_queue(mut data: &[u8]) {
     let length = u16::from_le_bytes(take(&mut data));
     let (bytes, mut orders) = data.split_at(usize::from(length).min(data.len()));
-    let pool = Snapshot::from_json(POOL.as_bytes()).expect("a snapshot").pools.remove(0);
+    let pool = queue_pool();
     let (mut value, mut row, mut rng) = (Alone(Some(bytes.to_vec())), Row::new(7), SplitMix64::seeded(1));
     let (mut running, mut waiting, mut now_ms) = (Vec::new(), Vec::new(), 0);
     while !orders.is_empty() {
@@ -264,9 +270,14 @@ pub fn live_queue(mut data: &[u8]) {
         let _ = row.release(&mut value, &pool, &pool.endpoints[at], charge, report, now_ms);
     }
     assert!(row.is_idle());
+    // What the value said of it before it came goes when it writes, and it may not have had to.
+    row.rewrite(&mut value).expect("nobody else writes");
     let _ = row.sweep(&mut value, &pool, |id| id != 7, now_ms);
     if let Some(table) = value.0.and_then(Table::decode) {
-        let own = table.row(7).is_some_and(|row| (0..table.slots()).any(|slot| table.cell(row, slot).in_flight > 0));
+        let own = table.row(7).is_some_and(|row| {
+            (0..table.slots()).any(|slot| table.cell(row, slot).in_flight > 0)
+                || (0..table.waiters()).filter_map(|place| table.waiter(place)).any(|waiter| waiter.row == row)
+        });
         assert!(!own, "something of its own is left");
     }
 }

@@ -21,6 +21,11 @@ async fn fleet_with(of: &[(&str, f64)], passive_health: wire::PassiveHealth) -> 
 }
 
 async fn fleet_of(of: &[(&str, f64)], settings: wire::Pool, wasm: Option<PathBuf>) -> (Vec<EngineHandle>, Envoy) {
+    let (engines, endpoints) = engines(of).await;
+    (engines, envoy_before(endpoints, settings, wasm).await)
+}
+
+async fn engines(of: &[(&str, f64)]) -> (Vec<EngineHandle>, Vec<wire::Endpoint>) {
     let mut engines = Vec::new();
     let mut endpoints = Vec::new();
     for (name, weight) in of {
@@ -35,11 +40,22 @@ async fn fleet_of(of: &[(&str, f64)], settings: wire::Pool, wasm: Option<PathBuf
         endpoints.push(endpoint(name, engine.addr(), *weight));
         engines.push(engine);
     }
+    (engines, endpoints)
+}
+
+async fn envoy_before(endpoints: Vec<wire::Endpoint>, settings: wire::Pool, wasm: Option<PathBuf>) -> Envoy {
     let wire::Pool { passive_health, admission, .. } = settings;
     let mut snapshot = snapshot(vec![wire::Pool { passive_health, admission, ..pool("m", endpoints) }]);
     snapshot.filter.client_headers = vec!["explain".into()];
-    let envoy = Envoy::start(EnvoyOptions { wasm, ..EnvoyOptions::fixed(snapshot) }).await.unwrap();
-    (engines, envoy)
+    Envoy::start(EnvoyOptions { wasm, ..EnvoyOptions::fixed(snapshot) }).await.unwrap()
+}
+
+/// The same, the first of them renamed: before all others stands its old id, which drains at the same address.
+async fn renamed_fleet(of: &[(&str, f64)]) -> (Vec<EngineHandle>, Envoy) {
+    let (engines, mut endpoints) = engines(of).await;
+    let old = endpoint("old", engines[0].addr(), of[0].1);
+    endpoints.insert(0, wire::Endpoint { state: wire::State::Draining, ..old });
+    (engines, envoy_before(endpoints, wire::Pool::default(), None).await)
 }
 
 fn chat(_: usize) -> Call {
@@ -180,24 +196,31 @@ async fn failures_of_the_first_attempt_count_though_the_client_sees_none() {
     }
 }
 
+// An endpoint that was renamed is ejected for what it does, though its old id, which is about to go, has the same address.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_at_a_shared_address_is_put_down_to_whom_it_was_sent() {
+    for (status, seen) in [(503, 0), (500, 5)] {
+        let (engines, envoy) = renamed_fleet(&[("bad", 4.0), ("good", 1.0)]).await;
+        engines[0].set_fault(Fault::status(status));
+        let report = load::closed_loop(envoy.gateway(), 1, 40, chat).await;
+        assert_eq!(report.by_status().get(&status.to_string()).copied().unwrap_or_default(), seen, "{report:?}");
+        assert_eq!(engines[0].state().requests_total, 5, "ejected after five");
+        envoy.idle(Duration::from_secs(10)).await.unwrap();
+    }
+}
+
 // While the second attempt runs, the request counts where it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_count_goes_along_with_the_attempt() {
-    let (engines, envoy) = fleet(&[("first", 4.0), ("second", 1.0)]).await;
-    engines[0].set_fault(Fault::reset_before_headers());
-    engines[1].set_fault(Fault::hang());
-    let gateway = envoy.gateway();
-    let waiting = tokio::spawn(async move { load::send(gateway, chat(0).timeout(Duration::from_secs(20))).await });
-    eventually("the count is at the second", Duration::from_secs(10), async || {
-        let stats = envoy.stats().await?;
-        let counts = (stats.in_flight("m", "first"), stats.in_flight("m", "second"));
-        ensure!(counts == (0, 1), "{counts:?}");
-        Ok(())
-    })
-    .await
-    .unwrap();
-    waiting.abort();
-    envoy.idle(Duration::from_secs(10)).await.unwrap();
+    let of = [("first", 4.0), ("second", 1.0)];
+    for (engines, envoy) in [fleet(&of).await, renamed_fleet(&of).await] {
+        engines[0].set_fault(Fault::reset_before_headers());
+        engines[1].set_fault(Fault::hang());
+        let waiting = hang(&envoy, 1);
+        has_counts(&envoy, (0, 1)).await;
+        waiting.iter().for_each(JoinHandle::abort);
+        envoy.idle(Duration::from_secs(10)).await.unwrap();
+    }
 }
 
 /// So many requests that hang where they are, each by itself.

@@ -2,8 +2,9 @@
 
 use super::super::passive::{Outcome, Report, Settings};
 
+use super::super::table::{MAX_ROWS, MAX_WAITERS};
 use super::super::testing::{Memory, pool, pool_with};
-use super::super::{Change, Charge, Claim, Look, Question, Row, Standing, Verdict};
+use super::super::{Change, Charge, Claim, Look, Question, Row, Standing, Then, Verdict, transact};
 use super::*;
 use crate::eligibility::{Ask, Patience};
 use crate::prefix::holders::testing::Fixed;
@@ -299,6 +300,63 @@ fn a_dead_vm_passes_on_what_it_held_and_what_it_was_given() {
     assert_eq!(dead.release(&pool, 0, 4), []);
     alive.claim(&pool, tickets[0], 4);
     assert_eq!(alive.release(&pool, 0, 5), woken(1, given));
+}
+
+// A VM that was taken for dead by mistake finds the queue filled by others.
+#[test]
+fn who_has_lost_its_place_gets_it_back_or_is_refused() {
+    let (mut memory, pool) = (Memory::default(), pool(&[1.0], 1));
+    let (mut vm, mut alive) = (Vm::new(1, &memory), Vm::new(2, &memory));
+    alive.admit(&pool, 0);
+    let tickets: Vec<u64> = (0..2).map(|_| vm.wait(&pool, &patient(), 0)).collect();
+    alive.row.sweep(&mut alive.memory, &pool, |id| id == 1, 1).stored.unwrap();
+    let fill = |table: &mut Table| {
+        let row = table.row_or_add(3).unwrap();
+        let other = Waiter { row, ..Waiter::new(&patient(), 10_000, &mut Nobody, &pool, 1) };
+        while table.insert_waiter(&Waiter { ticket: table.next_ticket(), ..other }).is_some() {
+            table.set_next_ticket(table.next_ticket() + 1);
+        }
+        ((), Then::Store)
+    };
+    transact(&mut memory, fill).1.unwrap();
+    vm.row.rewrite(&mut vm.memory).unwrap();
+    let standing = |vm: &mut Vm, now_ms| -> Vec<Standing> {
+        vm.row.standing(&mut vm.memory, &pool, now_ms).into_iter().map(|own| own.standing).collect()
+    };
+    // As a newcomer: nothing that it could wait for would ever find it.
+    let full = Standing::Hopeless(Refusal::QueueFull);
+    assert_eq!(standing(&mut vm, 2), [full, full]);
+    assert!(matches!(vm.row.claim(&mut vm.memory, &pool, tickets[0], &mut Nobody, 2).result, Claim::Waiting));
+    let newcomer = vm.ask(&pool, &patient(), &mut Nobody, 2).result;
+    assert!(matches!(newcomer, Verdict::Refused(refused) if refused.refusal == Refusal::QueueFull));
+    let left = vm.row.leave(&mut vm.memory, &pool, tickets[1], 2).result;
+    assert_eq!((left.had_slot, left.retry_after_s, memory.table().waiters()), (false, 30, MAX_WAITERS));
+    // Room comes first: then it has its place again, before all who came after it.
+    transact(&mut memory, |table| (table.remove_waiter(0), Then::Store)).1.unwrap();
+    assert_eq!(standing(&mut vm, 3), [Standing::Lost]);
+    vm.row.rewrite(&mut vm.memory).unwrap();
+    assert_eq!(standing(&mut vm, 4), [Standing::Waiting]);
+    assert_eq!(alive.release(&pool, 0, 5), woken(1, tickets[0]));
+    vm.claim(&pool, tickets[0], 6);
+}
+
+#[test]
+fn who_cannot_be_put_back_waits_no_longer_than_it_may() {
+    let (mut memory, pool) = (Memory::default(), pool(&[1.0], 1));
+    let mut vm = Vm::new(1, &memory);
+    vm.admit(&pool, 0);
+    vm.wait(&pool, &patient(), 0);
+    // The value is lost, and cannot be written.
+    *memory.0.lock().unwrap() = (None, 9);
+    let standing = |vm: &mut Vm, now_ms| vm.row.standing(&mut vm.memory, &pool, now_ms)[0].standing;
+    assert_eq!([standing(&mut vm, 9_999), standing(&mut vm, 10_000)], [Standing::Lost, Standing::Expired]);
+    // No VM can have a row any more.
+    let fill = |table: &mut Table| {
+        (10..10 + MAX_ROWS as u64).for_each(|id| assert!(table.row_or_add(id).is_some()));
+        ((), Then::Store)
+    };
+    transact(&mut memory, fill).1.unwrap();
+    assert_eq!(standing(&mut vm, 1), Standing::Hopeless(Refusal::QueueFull));
 }
 
 #[test]

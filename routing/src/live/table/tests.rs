@@ -44,6 +44,29 @@ fn a_cell_holds_as_many_prompts_as_it_can_tell() {
 }
 
 #[test]
+fn beyond_the_last_cell_there_is_nothing_though_waiters_stand_there() {
+    let mut table = Table::default();
+    let (slot, row) = (table.find_or_add(EndpointKey(1), 0).unwrap(), table.row_or_add(1).unwrap());
+    let bytes = [0xff; waiter::SIZE];
+    table.insert_waiter(&Waiter { row, grant: None, ..Waiter::decode(&bytes).unwrap() }).unwrap();
+    for (row, slot) in [(row + 1, slot), (row, slot + 1), (row + 1, slot + 1)] {
+        table.set_cell(row, slot, counts(9));
+        assert_eq!((table.cell(row, slot), table.total(slot)), (Counts::default(), Counts::default()), "{row} {slot}");
+    }
+    table.drop_idle_slots(0, |_| false);
+    assert_eq!((table.slots(), table.waiters(), table.total(0)), (0, 1, Counts::default()));
+}
+
+#[test]
+fn a_table_without_tickets_is_none() {
+    let mut table = Table::default();
+    for (ticket, decodes) in [(MAX_TICKET, true), (MAX_TICKET + 1, false), (u64::MAX, false)] {
+        table.set_next_ticket(ticket);
+        assert_eq!(Table::decode(table.bytes().to_vec()).is_some(), decodes, "{ticket}");
+    }
+}
+
+#[test]
 fn only_idle_slots_that_nobody_names_are_dropped() {
     let mut table = Table::default();
     let row = table.row_or_add(1).unwrap();
