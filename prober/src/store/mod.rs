@@ -228,7 +228,10 @@ impl Store {
         let old = results.iter().filter(|(_, result)| now_ms.saturating_sub(result.measured_at_ms) > OLD_MS);
         let changes: Vec<Change> = old.map(|(key, _)| Change::remove(Table::Results, key)).collect();
         let count = changes.len();
-        self.put(changes);
+        if count > 0 {
+            tracing::info!(count, "old results removed from the store");
+            self.put(changes);
+        }
         count
     }
 
