@@ -12,6 +12,7 @@ use super::burst::Burst;
 use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
 use super::health::Health;
+use super::leftover::Leftover;
 use super::verdicts::rounded;
 use crate::alarms::Code;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
@@ -201,6 +202,8 @@ pub struct Endpoint {
     pub burst: Option<Burst>,
     /// The same by another prober.
     pub(super) probing_elsewhere: bool,
+    /// What its gauges may still show of such a burst.
+    pub(super) leftover: Leftover,
     /// No probe before this time.
     pub not_before_ms: u64,
     /// Health.

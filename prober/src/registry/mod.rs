@@ -29,6 +29,7 @@ mod exchanged;
 mod gpus;
 mod health;
 mod leaving;
+mod leftover;
 mod pools;
 mod shared;
 mod tokens;
@@ -46,6 +47,7 @@ use weighbridge_routing::weight::Clamp;
 use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
+use leftover::Leftover;
 use shared::Heard;
 
 pub use burst::{Burst, Phase, Step, Work};
@@ -340,6 +342,7 @@ impl Registry {
             newcomer: others_known,
             burst: None,
             probing_elsewhere: self.is_marked(&id),
+            leftover: Leftover::default(),
             not_before_ms: 0,
             health: Health::unchecked(),
             signals: Signals::default(),

@@ -121,14 +121,22 @@ fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
 
 #[test]
 fn the_requests_of_a_probe_are_nobody_elses() {
-    for (under_burst, outside) in [(false, 16), (true, 0)] {
-        let mut registry = registry(&["a"]);
-        registry.get_mut("a").unwrap().burst = under_burst.then(|| Burst::begin(ProbeKind::Interval, false, 0));
-        for tick in 1..=8 {
-            registry.scraped("a", Ok(crate::engine::Signals { running: Some(16), ..Default::default() }), tick * 250);
+    let shows = |registry: &mut Registry, running, ticks: std::ops::RangeInclusive<u64>| {
+        for tick in ticks.clone() {
+            let signals = crate::engine::Signals { running: Some(running), ..Default::default() };
+            registry.scraped("a", Ok(signals), tick * 250);
         }
-        assert_eq!(registry.exchange.outside("a", 2_000), outside, "under a burst: {under_burst}");
-    }
+        registry.exchange.outside("a", ticks.end() * 250)
+    };
+    let mut registry = registry(&["a"]);
+    assert_eq!(shows(&mut registry, 16, 1..=8), 16);
+    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
+    assert_eq!(shows(&mut registry, 16, 9..=16), 0);
+    // An engine whose gauge trails, and somebody who comes after that.
+    registry.get_mut("a").unwrap().burst = None;
+    assert_eq!(shows(&mut registry, 16, 17..=120), 0);
+    assert_eq!(shows(&mut registry, 17, 121..=123), 17);
+    assert_eq!(shows(&mut registry, 5, 124..=126), 5);
 }
 
 #[test]

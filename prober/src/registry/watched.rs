@@ -126,7 +126,11 @@ impl Registry {
                 endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
                 match signals.requests() {
                     // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
-                    Some(_) if endpoint.under_burst() => self.exchange.replaced(id),
+                    Some(requests) if endpoint.under_burst() => {
+                        endpoint.leftover.probing(requests, now_ms);
+                        self.exchange.replaced(id);
+                    }
+                    Some(requests) if endpoint.leftover.covers(requests, now_ms) => self.exchange.replaced(id),
                     Some(requests) => self.exchange.scraped(id, requests, now_ms),
                     None => {}
                 }
