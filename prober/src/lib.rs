@@ -128,6 +128,14 @@ impl Running {
     }
 }
 
+/// A prober runs for months, and each new set of launch arguments leaves a result behind.
+async fn prune_daily(store: Store, shutdown: CancellationToken) {
+    const DAY: Duration = Duration::from_secs(24 * 3_600);
+    while shutdown.run_until_cancelled(tokio::time::sleep(DAY)).await.is_some() {
+        store.prune(service::now_ms());
+    }
+}
+
 /// Starts a prober; it stops when `shutdown` is cancelled.
 ///
 /// # Errors
@@ -146,6 +154,7 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     config.filter.reports_token = guard.as_ref().map(|guard| guard.for_reports()).unwrap_or_default();
     let store = Store::open(&config.store).await?;
     store.prune(service::now_ms());
+    tokio::spawn(prune_daily(store.clone(), shutdown.clone()));
     let memory = store.memory();
     let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
     let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });

@@ -186,8 +186,6 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         service.remember(changes.into_iter().map(|change| change.fenced(*fence)).collect()).await;
     }
     drop(order);
-    // Results pile up where there are new ones, and a prober may run for months.
-    service.store.prune(now_ms());
     for demand in demands {
         // Whoever asked may have left.
         let _ = demand.done.send(record.clone());

@@ -1,6 +1,6 @@
 //! The conditional branches of a module: counting which way they go, and the section that says so.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
     BranchHint, BranchHints, CodeSection, Encode, EntityType, ImportSection, Instruction, Section, TypeSection, ValType,
@@ -9,6 +9,9 @@ use wasmparser::{FunctionBody, ImportSectionReader, Operator, Parser, Payload, T
 
 /// What a counting module imports: `(condition, branch) -> condition`.
 pub(crate) const NOTE: (&str, &str) = ("hints", "note");
+
+/// The custom section that holds hints.
+const SECTION: &str = "metadata.code.branch_hint";
 
 /// A branch that came less often says nothing.
 const MIN_TIMES: u64 = 32;
@@ -62,14 +65,17 @@ pub(crate) fn counted(module: &[u8]) -> Result<Counted> {
     Ok(Counted { module: counted.finish(), branches: counter.branches })
 }
 
+/// The branches that hardly ever go the other way, and the way that they go.
+pub(crate) fn one_sided(branches: &[Branch], counts: &[Count]) -> Vec<(Branch, bool)> {
+    branches.iter().zip(counts).filter_map(|(branch, count)| Some((*branch, count.way()?))).collect()
+}
+
 /// The module with a section of hints before its code.
 ///
 /// # Errors
-/// When the module cannot be read.
-pub(crate) fn hinted(module: &[u8], branches: &[Branch], counts: &[Count]) -> Result<Vec<u8>> {
+/// When the module cannot be read, or has hints.
+pub(crate) fn hinted(module: &[u8], one_sided: &[(Branch, bool)]) -> Result<Vec<u8>> {
     let mut hints = BranchHints::new();
-    let hint = |(branch, count): (&Branch, &Count)| Some((*branch, count.way()?));
-    let one_sided: Vec<(Branch, bool)> = branches.iter().zip(counts).filter_map(hint).collect();
     for of_one in one_sided.chunk_by(|(one, _), (next, _)| one.function == next.function) {
         let hint = |(branch, way): &(Branch, bool)| BranchHint {
             branch_func_offset: branch.offset,
@@ -104,11 +110,14 @@ fn code_begins(module: &[u8]) -> Result<usize> {
     let mut end_before: u64 = 8;
     for payload in Parser::new(0).parse_all(module) {
         match payload? {
+            Payload::CustomSection(section) if section.name() == SECTION => {
+                bail!("the module has branch hints already")
+            }
             Payload::CodeSectionStart { .. } => return Ok(end_before.try_into()?),
             other => end_before = other.as_section().map_or(end_before, |(_, range)| range.end),
         }
     }
-    anyhow::bail!("the module has no code")
+    bail!("the module has no code")
 }
 
 /// Rewrites a module into one that counts. The import that it adds is the last one, so the functions after the imports move up by one.
@@ -242,7 +251,9 @@ mod tests {
         let module = module();
         let counted = counted(&module).unwrap();
         let (_, counts) = run(&counted.module, 3, 100);
-        let hinted = hinted(&module, &counted.branches, &counts).unwrap();
+        let hinted = super::hinted(&module, &one_sided(&counted.branches, &counts)).unwrap();
+        let twice = super::hinted(&hinted, &[]).unwrap_err();
+        assert_eq!(twice.to_string(), "the module has branch hints already");
         assert_eq!(run(&hinted, 0, 100), run(&module, 0, 100));
         let mut hints = Vec::new();
         let mut bodies = Vec::new();
@@ -290,8 +301,8 @@ mod tests {
     #[test]
     fn what_is_no_module_is_told() {
         assert!(counted(b"nothing").is_err());
-        assert!(hinted(b"nothing", &[], &[]).is_err());
+        assert!(hinted(b"nothing", &[]).is_err());
         let without_code = wat::parse_str("(module)").unwrap();
-        assert!(hinted(&without_code, &[], &[]).is_err());
+        assert!(hinted(&without_code, &[]).is_err());
     }
 }

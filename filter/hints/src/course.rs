@@ -115,6 +115,7 @@ fn begin(vm: &mut Vm, context: u32, asked: &Asked) -> Result<Message> {
     let paused = vm.call("proxy_on_request_body", &[context, arrived, 1])?;
     vm.world().is_content()?;
     ensure!(paused == 0, "a request of the course waits: its pool is too small");
+    ensure!(vm.world().was_steered(), "a request of the course was let pass as none of the filter's: {asked:?}");
     vm.world().now_ms += 1;
     Ok(std::mem::take(&mut vm.world().request))
 }
@@ -132,6 +133,7 @@ fn end(vm: &mut Vm, context: u32, asked: &Asked) -> Result<()> {
     vm.world().answer.body.clear();
     vm.call("proxy_on_response_body", &[context, 0, 1])?;
     vm.call("proxy_on_log", &[context])?;
+    ensure!(std::mem::take(&mut vm.world().records) == 1, "a request of the course has no record: {asked:?}");
     vm.world().is_content().with_context(|| format!("{asked:?}"))
 }
 
@@ -166,4 +168,38 @@ fn snapshot() -> Value {
         {"name": "weights", "models": ["weights"], "endpoints": endpoints("weights", 4, json!([]))},
         {"name": "curves", "models": ["curves"], "policy": {"name": "p2c", "by": "curve"}, "endpoints": endpoints("curves", 6, curve)},
     ]})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A filter that takes any snapshot and lets every request pass; `extra` comes before it does.
+    fn passing(extra: &str) -> Vec<u8> {
+        let text = format!(
+            r#"(module
+            (import "env" "proxy_log" (func $log (param i32 i32 i32) (result i32)))
+            (memory (export "memory") 1)
+            (data (i32.const 0) "a line")
+            (func (export "_initialize"))
+            (func (export "proxy_on_memory_allocate") (param i32) (result i32) i32.const 0)
+            (func (export "proxy_on_configure") (param i32 i32) (result i32) i32.const 1)
+            (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) {extra} i32.const 0)
+            (func (export "proxy_on_request_body") (param i32 i32 i32) (result i32) i32.const 0))"#
+        );
+        wat::parse_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_course_that_is_no_picture_of_requests_fails() {
+        let log = "i32.const 2 i32.const 0 i32.const 6 call $log drop";
+        for (extra, expected) in [
+            ("", "was let pass as none of the filter's: Asked { bytes: 4096, "),
+            (log, "the module says: a line"),
+            (&format!("{log} unreachable"), "proxy_on_request_headers: a line"),
+        ] {
+            let error = run(&passing(extra), 0).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error:?}");
+        }
+    }
 }

@@ -33,6 +33,8 @@ pub(crate) struct World {
     metrics: u32,
     chance: u64,
     counts: Vec<Count>,
+    /// Decision records that it has given.
+    pub(crate) records: u32,
     /// What the module has answered or logged by itself: nothing, in a course that goes well.
     pub(crate) complaints: Vec<String>,
 }
@@ -78,7 +80,9 @@ impl Vm {
             self.instance.get_func(&self.store, name).with_context(|| format!("the module does not export {name}"))?;
         let arguments: Vec<wasmi::Val> = arguments.iter().map(|argument| wasmi::Val::I32(*argument as i32)).collect();
         let mut results = vec![wasmi::Val::I32(0); function.ty(&self.store).results().len()];
-        function.call(&mut self.store, &arguments, &mut results).with_context(|| name.to_owned())?;
+        let called = function.call(&mut self.store, &arguments, &mut results);
+        // A panic logs what it is, and traps.
+        called.with_context(|| format!("{name}: {}", self.store.data().complaints.join("; ")))?;
         Ok(results.first().and_then(wasmi::Val::i32).unwrap_or_default() as u32)
     }
 }
@@ -120,8 +124,7 @@ fn message<'a>(envoy: &'a mut Envoy<'_>, map: u32) -> &'a mut Message {
     if map < 2 { &mut envoy.data_mut().request } else { &mut envoy.data_mut().answer }
 }
 
-/// The host calls. Those of a course that goes wrong, or of what it leaves out, are not there: a module that makes them on the way
-/// of a request shows that the course must be extended.
+/// The host calls: all that the module imports, or it does not load. Those that a request of the course should not come to complain.
 fn linker(engine: &Engine) -> Result<Linker<World>> {
     type Done = Result<u32, wasmi::Error>;
     let mut linker = Linker::new(engine);
@@ -183,7 +186,10 @@ fn linker(engine: &Engine) -> Result<Linker<World>> {
             give(&mut envoy, value, at, size_at)
         },
     )?;
-    linker.func_wrap("env", "proxy_set_property", |_: u32, _: u32, _: u32, _: u32| OK)?;
+    linker.func_wrap("env", "proxy_set_property", |mut envoy: Envoy<'_>, _: u32, _: u32, _: u32, _: u32| {
+        envoy.data_mut().records += 1;
+        OK
+    })?;
     linker.func_wrap(
         "env",
         "proxy_get_shared_data",
@@ -224,7 +230,14 @@ fn linker(engine: &Engine) -> Result<Linker<World>> {
     linker.func_wrap("env", "proxy_set_effective_context", |_: u32| OK)?;
     linker.func_wrap("env", "proxy_continue_stream", |_: u32| OK)?;
     linker.func_wrap("env", "proxy_remove_header_map_value", |_: u32, _: u32, _: u32| OK)?;
-    linker.func_wrap("env", "proxy_set_buffer_bytes", |_: u32, _: u32, _: u32, _: u32, _: u32| OK)?;
+    linker.func_wrap(
+        "env",
+        "proxy_set_buffer_bytes",
+        |mut envoy: Envoy<'_>, _: u32, _: u32, _: u32, _: u32, _: u32| {
+            envoy.data_mut().complaints.push("a body was changed".to_owned());
+            OK
+        },
+    )?;
     linker.func_wrap(
         "env",
         "proxy_register_shared_queue",
@@ -281,7 +294,8 @@ fn wasi(linker: &mut Linker<World>) -> Result<()> {
         Ok(OK)
     })?;
     linker.func_wrap(WASI, "environ_get", |_: u32, _: u32| OK)?;
-    linker.func_wrap(WASI, "fd_write", |_: u32, _: u32, _: u32, _: u32| NOT_FOUND)?;
+    // "Bad file descriptor".
+    linker.func_wrap(WASI, "fd_write", |_: u32, _: u32, _: u32, _: u32| 8u32)?;
     linker.func_wrap(WASI, "proc_exit", |status: u32| -> Result<(), wasmi::Error> {
         Err(wasmi::Error::new(format!("exit with status {status}")))
     })?;
@@ -293,6 +307,11 @@ impl World {
     fn first_host(&self) -> Option<Vec<u8>> {
         let hosts = self.request.headers.get(b"x-weighbridge-host".as_slice())?;
         hosts.split(|byte| *byte == b',').next().map(<[u8]>::to_vec)
+    }
+
+    /// Whether the request has been given an endpoint.
+    pub(crate) fn was_steered(&self) -> bool {
+        self.first_host().is_some_and(|host| !host.is_empty())
     }
 
     /// What the module had to say by itself.

@@ -133,6 +133,7 @@ impl Pool {
     /// The place of the endpoint to which what happened at an address is put down: the first of the `likely` ones that is there, else
     /// the one that serves, and one that drains only where nobody else is. One that was renamed has its address together with its
     /// successor until it has gone.
+    // Only what went wrong or elsewhere comes here, and what is not inlined does not stand in the way of what did not.
     #[cold]
     #[must_use]
     pub fn place_at(&self, address: &[u8], likely: &[usize]) -> Option<usize> {

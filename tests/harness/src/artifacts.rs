@@ -55,6 +55,9 @@ fn tool(variable: &str, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// What the filter's module is made of.
+const FILTER: [&str; 3] = ["filter/src", "filter/hints/src", "routing/src"];
+
 /// The filter: `WEIGHBRIDGE_WASM`, else `dist/weighbridge.wasm`.
 ///
 /// # Errors
@@ -62,11 +65,7 @@ fn tool(variable: &str, name: &str) -> Result<PathBuf> {
 pub fn wasm() -> Result<PathBuf> {
     match std::env::var_os("WEIGHBRIDGE_WASM") {
         Some(path) => Ok(path.into()),
-        None => fresh(
-            &root().join("dist/weighbridge.wasm"),
-            &["filter/src", "filter/hints/src", "routing/src"],
-            "scripts/build",
-        ),
+        None => fresh(&root().join("dist/weighbridge.wasm"), &FILTER, "scripts/build"),
     }
 }
 
@@ -77,11 +76,9 @@ pub fn wasm() -> Result<PathBuf> {
 pub fn fault_wasm() -> Result<PathBuf> {
     match std::env::var_os("WEIGHBRIDGE_FAULT_WASM") {
         Some(path) => Ok(path.into()),
-        None => fresh(
-            &target_dir().join("test-wasm/weighbridge-fault.wasm"),
-            &["filter/src", "routing/src"],
-            "scripts/build --fault-injection",
-        ),
+        None => {
+            fresh(&target_dir().join("test-wasm/weighbridge-fault.wasm"), &FILTER, "scripts/build --fault-injection")
+        }
     }
 }
 
