@@ -286,11 +286,7 @@ struct Unmark<'a> {
 
 impl Drop for Unmark<'_> {
     fn drop(&mut self) {
-        self.service.change(|registry| {
-            if let Ok(endpoint) = registry.get_mut(self.id) {
-                endpoint.burst = None;
-            }
-        });
+        self.service.change(|registry| registry.burst_ended(self.id, now_ms()));
         // One that was forced without the lease has left no mark that others would heed.
         if self.fence > 0 {
             self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);

@@ -327,6 +327,16 @@ impl Endpoint {
         self.burst.is_some() || self.probing_elsewhere
     }
 
+    /// The most requests that the probe at hand has had at once; of another prober's burst no more is known than what these settings,
+    /// (concurrency, the most of a sweep), let it have.
+    pub(super) fn probe_requests(&self, (concurrency, sweep_max): (u32, u32)) -> u32 {
+        match &self.burst {
+            Some(burst) => burst.most,
+            None if self.sizing.sweeps() => concurrency.max(sweep_max),
+            None => concurrency,
+        }
+    }
+
     pub(super) fn known(&self) -> bool {
         self.kept.is_some() || self.pin.is_some()
     }

@@ -131,6 +131,8 @@ pub struct Registry {
     clamp: Clamp,
     /// Requests at once of a burst.
     burst: u32,
+    /// The most requests at once of a sweep.
+    sweep_max: u32,
     networks: config::Networks,
     endpoints: BTreeMap<String, Endpoint>,
     memory: Memory,
@@ -192,6 +194,7 @@ impl Registry {
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
             burst: config.probe.concurrency,
+            sweep_max: config.probe.sweep_max,
             networks: config.networks.clone(),
             endpoints: BTreeMap::new(),
             memory,
@@ -381,12 +384,20 @@ impl Registry {
         Some(Subject { address: endpoint.address, key: endpoint.key(self.served_model(&endpoint.pool)) })
     }
 
+    /// Nothing of a burst is sent any more, however it ended. A gauge that trails may go on showing it: it may have begun and ended between
+    /// two readings.
+    pub fn burst_ended(&mut self, id: &str, now_ms: u64) {
+        if let Some(burst) = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.burst.take()) {
+            self.exchange.probed(id, burst.most.into(), now_ms);
+        }
+    }
+
     /// A probe has ended. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns what
     /// is to be stored.
     pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
         let now = self.subject(id)?;
+        self.burst_ended(id, record.at_ms);
         let endpoint = self.endpoints.get_mut(id)?;
-        endpoint.burst = None;
         if now != *subject {
             // It came back as something else meanwhile: what was measured is not what is there.
             return None;

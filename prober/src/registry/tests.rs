@@ -131,6 +131,55 @@ fn the_requests_of_a_probe_are_nobody_elses() {
     }
 }
 
+/// Three scrapes of a gauge, and what follows from them for `a`.
+fn outside_after(registry: &mut Registry, running: u64, from_ms: u64) -> u32 {
+    for at_ms in [from_ms, from_ms + 250, from_ms + 500] {
+        registry.scraped("a", Ok(crate::engine::Signals { running: Some(running), ..Default::default() }), at_ms);
+    }
+    registry.exchange.outside("a", from_ms + 500)
+}
+
+#[test]
+fn a_gauge_that_trails_a_probe_shows_nobody_elses_requests() {
+    for elsewhere in [false, true] {
+        let mut registry = registry(&["a"]);
+        if elsewhere {
+            registry.follow(Some(7));
+            registry.learn("a", News::Probing(Some(Mark { fence: 7, burst: 1 })), 0);
+        } else {
+            let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+            burst.take(Step::Begins(Phase::Kept, 16), 0);
+            burst.take(Step::Begins(Phase::Prefill, 1), 400);
+            registry.get_mut("a").unwrap().burst = Some(burst);
+        }
+        assert_eq!(outside_after(&mut registry, 16, 500), 0);
+        if elsewhere {
+            registry.learn("a", News::Probing(None), 1_000);
+        } else {
+            probed(&mut registry, "a", Some(980.0), 1_000);
+        }
+        assert_eq!(outside_after(&mut registry, 16, 1_250), 0, "elsewhere: {elsewhere}");
+        // What is beyond the probe's is not its own.
+        assert_eq!(outside_after(&mut registry, 19, 2_000), 3);
+        // No gauge stands still for longer than 35 s.
+        assert_eq!(outside_after(&mut registry, 16, 35_500), 0);
+        assert_eq!(outside_after(&mut registry, 16, 36_250), 16);
+    }
+}
+
+#[test]
+fn a_gauge_that_has_seen_the_end_of_a_probe_is_believed() {
+    let mut registry = registry(&["a"]);
+    let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+    // Between two scrapes.
+    burst.take(Step::Begins(Phase::Kept, 16), 10);
+    registry.get_mut("a").unwrap().burst = Some(burst);
+    registry.burst_ended("a", 20);
+    assert_eq!(outside_after(&mut registry, 16, 250), 0);
+    assert_eq!(outside_after(&mut registry, 0, 1_000), 0);
+    assert_eq!(outside_after(&mut registry, 16, 1_750), 16);
+}
+
 #[test]
 fn a_result_counts_only_for_what_was_measured() {
     let mut registry = registry(&["a"]);

@@ -126,7 +126,10 @@ impl Registry {
                 endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
                 match signals.requests() {
                     // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
-                    Some(_) if endpoint.under_burst() => self.exchange.replaced(id),
+                    Some(_) if endpoint.under_burst() => {
+                        let own = endpoint.probe_requests((self.burst, self.sweep_max));
+                        self.exchange.probed(id, own.into(), now_ms);
+                    }
                     Some(requests) => self.exchange.scraped(id, requests, now_ms),
                     None => {}
                 }
