@@ -145,14 +145,11 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     let mut config = config;
     config.filter.reports_token = guard.as_ref().map(|guard| guard.for_reports()).unwrap_or_default();
     let store = Store::open(&config.store).await?;
-    match store.prune(service::now_ms()) {
-        0 => {}
-        count => tracing::info!(count, "old results removed from the store"),
-    }
     let memory = store.memory();
     let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
     let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });
     let service = Service::new(config, xds.clone(), store.clone(), memory)?;
+    store.put(service.note(|registry| service.prune(registry)));
     let store_shutdown = CancellationToken::new();
     // A prober that does not come up gives the lease back, too.
     let store_guard = store_shutdown.clone().drop_guard();

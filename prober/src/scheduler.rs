@@ -173,9 +173,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     // Taken before the result can be seen: whoever asks after having seen it wants another burst.
     let demands = service.take_demands(|demand| demand.id == *id);
     let order = service.order.lock().await;
-    let (kept, history) =
-        service.change(|registry| (registry.probed(id, subject, record.clone()), registry.history(id)));
+    let (kept, history, old) = service.change(|registry| {
+        (registry.probed(id, subject, record.clone()), registry.history(id), service.prune(registry))
+    });
     let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
+    changes.extend(old.into_iter().map(Ok));
     changes.extend(history.map(|history| Change::put(Table::History, id, &history)));
     if let Some(kept) = kept {
         changes.push(Change::put(Table::Last, id, &kept));
@@ -348,4 +350,46 @@ async fn idle(service: &Service, address: SocketAddr) -> bool {
         Err(_) => return false,
     };
     running == 0 && service.admins.idle(address).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::registry::{Measurement, News, Origin};
+    use crate::service::tests::service;
+
+    #[tokio::test]
+    async fn old_results_go_with_the_next_probe() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path()).await;
+        let (store, shutdown) = (service.store.clone(), CancellationToken::new());
+        let stop = shutdown.clone();
+        let storing = tokio::spawn(async move { store.run(stop).await });
+        // Nobody is there: what comes of the probe does not matter.
+        let address: SocketAddr = "127.77.0.1:9".parse().unwrap();
+        let written = config::Endpoint {
+            reach: config::Reach::default(),
+            id: "a".into(),
+            address: address.to_string(),
+            node: "n".into(),
+            launch_args: Some("args".into()),
+            context_window: None,
+            max_in_flight: None,
+        };
+        service.change(|registry| registry.register("p", written, address, Origin::Api)).unwrap();
+        for (key, measured_at_ms) in [("old", 1), ("young", now_ms())] {
+            let result =
+                Measurement { throughput_tps: 1.0, prefill_tps: None, curve: None, sweep_error: None, measured_at_ms };
+            service.store.put(vec![Change::put(Table::Results, key, &result).unwrap()]);
+            service.note(|registry| registry.learn(key, News::Result(Some(result)), now_ms()));
+        }
+        let subject = service.read(|registry| registry.subject("a")).unwrap();
+        let fence = service.store.fence().unwrap();
+        execute(&service, "p", &Job { id: "a".into(), subject, kind: ProbeKind::Demand, force: true, fence }).await;
+        let left = service.store.all::<Measurement>(Table::Results);
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["young"]);
+        shutdown.cancel();
+        storing.await.unwrap();
+    }
 }

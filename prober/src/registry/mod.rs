@@ -65,6 +65,9 @@ pub use watched::{Identity, Seen};
 /// The most endpoints that the file does not name.
 pub const MAX_REGISTRATIONS: usize = 4096;
 
+/// Results that are older than this are forgotten.
+const OLD_MS: u64 = 30 * 24 * 3_600 * 1_000;
+
 /// What a registration did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registered {
@@ -440,6 +443,14 @@ impl Registry {
         endpoint.push(record);
         self.count(pool, kind, outcome);
         kept
+    }
+
+    /// Forgets results that nobody has needed for 30 days, and that spare no probe any more, and returns their keys: every new set of launch
+    /// arguments leaves one behind. What an endpoint was last measured with stays. Cost: linear in the results.
+    pub fn prune(&mut self, keep_ms: u64, now_ms: u64) -> Vec<String> {
+        let old_ms = OLD_MS.max(keep_ms);
+        let is_old = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) > old_ms;
+        self.memory.results.extract_if(|_, result| is_old(result)).map(|(key, _)| key).collect()
     }
 
     /// Counts a probe of a pool.

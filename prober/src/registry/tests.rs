@@ -363,6 +363,20 @@ fn a_spared_burst_has_the_kept_prefill_speed() {
 }
 
 #[test]
+fn a_result_is_forgotten_when_it_is_old_and_spares_no_probe() {
+    let mut registry = registry(&["a"]);
+    probed(&mut registry, "a", Some(980.0), 0);
+    let young =
+        Measurement { throughput_tps: 1.0, prefill_tps: None, curve: None, sweep_error: None, measured_at_ms: 1 };
+    registry.learn("young", News::Result(Some(young)), 2);
+    let of_a = registry.subject("a").unwrap().key.unwrap();
+    assert!(registry.prune(2 * OLD_MS, 2 * OLD_MS).is_empty());
+    assert_eq!(registry.prune(1_000, OLD_MS + 1), [of_a]);
+    assert_eq!(registry.memory.results.keys().collect::<Vec<_>>(), ["young"]);
+    assert_eq!(seen(&registry, "a").1, WeightSource::Measured, "what is in force stays");
+}
+
+#[test]
 fn an_endpoint_at_another_address_waits_until_it_is_known_there() {
     let mut registry = registry(&["a", "b"]);
     probed(&mut registry, "a", Some(980.0), 1);
