@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::caps::Curve;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Step, Subject};
@@ -152,11 +153,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         tracing::warn!(endpoint = id, "thrown away: this prober was not the one that measures until the end");
         return;
     }
-    let record = record(*kind, result);
+    let (record, curve) = record(*kind, result);
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
             let ProbeRecord { warmup_tps, prefill_tps, prefill_error, sweep_error, .. } = &record;
-            let steps = record.curve.as_ref().map(|curve| curve.steps().len());
+            let steps = curve.as_ref().map(|curve| curve.steps().len());
             tracing::info!(
                 endpoint = id,
                 throughput_tps = tps,
@@ -174,7 +175,7 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     let demands = service.take_demands(|demand| demand.id == *id);
     let order = service.order.lock().await;
     let (kept, history, old) = service.change(|registry| {
-        (registry.probed(id, subject, record.clone()), registry.history(id), service.prune(registry))
+        (registry.probed(id, subject, record.clone(), curve), registry.history(id), service.prune(registry))
     });
     let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
     changes.extend(old.into_iter().map(Ok));
@@ -240,24 +241,24 @@ fn asked_elsewhere(service: &Service, now_ms: u64) -> Vec<(String, bool)> {
     young.into_iter().map(|(id, asked)| (id, asked.force)).collect()
 }
 
-/// What goes into the history.
-fn record(kind: ProbeKind, result: Result<Bursts, String>) -> ProbeRecord {
+/// What goes into the history, and the curve, which does not.
+fn record(kind: ProbeKind, result: Result<Bursts, String>) -> (ProbeRecord, Option<Curve>) {
     let empty = ProbeRecord::empty(kind, now_ms());
     match result {
         Ok(Bursts { warmup_tps, throughput_tps, prefill_tps, curve }) => {
             let (prefill_tps, prefill_error) = either(prefill_tps);
             let (curve, sweep_error) = either(curve);
-            ProbeRecord {
+            let record = ProbeRecord {
                 warmup_tps: Some(warmup_tps),
                 throughput_tps: Some(throughput_tps),
                 prefill_tps,
                 prefill_error,
-                curve,
                 sweep_error,
                 ..empty
-            }
+            };
+            (record, curve)
         }
-        Err(error) => ProbeRecord { error: Some(error), ..empty },
+        Err(error) => (ProbeRecord { error: Some(error), ..empty }, None),
     }
 }
 

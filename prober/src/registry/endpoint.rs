@@ -105,9 +105,8 @@ pub struct ProbeRecord {
     pub prefill_tps: Option<f64>,
     /// Why that is unknown; the rest of the result counts all the same.
     pub prefill_error: Option<String>,
-    /// Throughput over concurrency.
-    pub curve: Option<Curve>,
-    /// Why that is unknown, though it was to be measured; the rest of the result counts all the same.
+    /// Why a sweep of concurrency gave no curve; the rest of the result counts all the same. A curve itself stands with the result that
+    /// is in force, and in no record: twenty of them per endpoint would be stored, and none read.
     pub sweep_error: Option<String>,
     /// A kept result spared the bursts.
     #[serde(default)]
@@ -127,7 +126,6 @@ impl ProbeRecord {
             throughput_tps: None,
             prefill_tps: None,
             prefill_error: None,
-            curve: None,
             sweep_error: None,
             reused: false,
             error: None,

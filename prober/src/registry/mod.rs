@@ -43,6 +43,7 @@ use weighbridge_routing::snapshot::MAX_ENDPOINTS_PER_POOL;
 use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
+use crate::caps::Curve;
 use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
@@ -395,9 +396,9 @@ impl Registry {
         }
     }
 
-    /// A probe has ended. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns what
-    /// is to be stored.
-    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
+    /// A probe has ended, perhaps with a curve. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns
+    /// what is to be stored.
+    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord, curve: Option<Curve>) -> Option<Kept> {
         let now = self.subject(id)?;
         self.burst_ended(id, record.at_ms);
         let endpoint = self.endpoints.get_mut(id)?;
@@ -414,12 +415,12 @@ impl Registry {
             (Some(throughput_tps), Some(key)) => {
                 // What failed does not take away the reading that it was to replace.
                 let before = endpoint.kept.as_ref().filter(|kept| kept.key == key).map(|kept| &kept.measurement);
-                let curve = before.filter(|_| record.sweep_error.is_some()).and_then(|before| before.curve.clone());
+                let stays = before.filter(|_| record.sweep_error.is_some()).and_then(|before| before.curve.clone());
                 let prefill = before.filter(|_| record.prefill_error.is_some()).and_then(|before| before.prefill_tps);
                 let measurement = Measurement {
                     throughput_tps,
                     prefill_tps: record.prefill_tps.or(prefill),
-                    curve: record.curve.clone().or(curve),
+                    curve: curve.or(stays),
                     sweep_error: record.sweep_error.clone(),
                     measured_at_ms: record.at_ms,
                 };

@@ -40,7 +40,7 @@ fn probed(registry: &mut Registry, id: &str, tps: Option<f64>, at_ms: u64) {
     let error = tps.is_none().then(|| "no".to_owned());
     let kind = ProbeKind::Registration;
     let subject = registry.subject(id).unwrap();
-    registry.probed(id, &subject, ProbeRecord { throughput_tps: tps, error, ..ProbeRecord::empty(kind, at_ms) });
+    registry.probed(id, &subject, ProbeRecord { throughput_tps: tps, error, ..ProbeRecord::empty(kind, at_ms) }, None);
 }
 
 fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
@@ -111,7 +111,7 @@ fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
             prefill_error: error.map(str::to_owned),
             ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
         };
-        registry.probed("a", &subject, record).unwrap().measurement.prefill_tps
+        registry.probed("a", &subject, record, None).unwrap().measurement.prefill_tps
     };
     assert_eq!(probed(Some(6_000.0), None, 1), Some(6_000.0));
     assert_eq!(probed(None, Some("no answer within 60s"), 2), Some(6_000.0));
@@ -186,7 +186,7 @@ fn a_result_counts_only_for_what_was_measured() {
     let before = registry.subject("a").unwrap();
     add(&mut registry, "a", "other");
     let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Registration, 1) };
-    assert_eq!(registry.probed("a", &before, record), None);
+    assert_eq!(registry.probed("a", &before, record, None), None);
     assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
 }
 
@@ -323,7 +323,7 @@ fn the_snapshot_has_what_was_measured_and_told_and_noise_is_no_news() {
         prefill_tps: prefill,
         ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
     };
-    registry.probed("a", &subject, record(980.4, Some(6_123.4), 1));
+    registry.probed("a", &subject, record(980.4, Some(6_123.4), 1), None);
     probed(&mut registry, "b", Some(480.0), 1);
     registry.scraped("a", told(Some(100.5), Some(431_248)), 1);
     let snapshot = registry.snapshot(1, 0).unwrap();
@@ -332,11 +332,11 @@ fn the_snapshot_has_what_was_measured_and_told_and_noise_is_no_news() {
     let a = &pool.endpoints[0];
     assert_eq!((a.prefill_tps, a.kv_tokens, a.epoch), (Some(6_120.0), Some(431_248), 100));
     assert_eq!((pool.endpoints[1].prefill_tps, pool.endpoints[1].kv_tokens), (None, None));
-    registry.probed("a", &subject, record(980.0, Some(6_117.0), 2));
+    registry.probed("a", &subject, record(980.0, Some(6_117.0), 2), None);
     // A scrape that does not tell the capacity leaves it as it was.
     registry.scraped("a", told(Some(100.5), None), 2);
     assert_eq!(registry.snapshot(2, 0), None);
-    registry.probed("a", &subject, record(980.0, None, 3));
+    registry.probed("a", &subject, record(980.0, None, 3), None);
     assert_eq!(registry.snapshot(3, 0).unwrap().pools[0].endpoints[0].prefill_tps, None);
 }
 
@@ -347,7 +347,7 @@ fn a_spared_burst_has_the_kept_prefill_speed() {
     let subject = registry.subject("a").unwrap();
     let kind = ProbeKind::Registration;
     let found = ProbeRecord { throughput_tps: Some(9.0), prefill_tps: Some(7.0), ..ProbeRecord::empty(kind, 1) };
-    registry.probed("a", &subject, found);
+    registry.probed("a", &subject, found, None);
     add(&mut registry, "a", "other");
     registry.identified("a", Identity::default(), 1_000, 2);
     assert!(registry.get("a").unwrap().kept.is_none());

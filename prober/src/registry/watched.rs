@@ -203,7 +203,6 @@ impl Registry {
             endpoint.push(ProbeRecord {
                 throughput_tps: Some(measurement.throughput_tps),
                 prefill_tps: measurement.prefill_tps,
-                curve: measurement.curve.clone(),
                 sweep_error: measurement.sweep_error.clone(),
                 reused: true,
                 ..ProbeRecord::empty(ProbeKind::Registration, now_ms)
