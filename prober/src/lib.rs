@@ -128,14 +128,6 @@ impl Running {
     }
 }
 
-/// A prober runs for months, and each new set of launch arguments leaves a result behind.
-async fn prune_daily(store: Store, shutdown: CancellationToken) {
-    const DAY: Duration = Duration::from_secs(24 * 3_600);
-    while shutdown.run_until_cancelled(tokio::time::sleep(DAY)).await.is_some() {
-        store.prune(service::now_ms());
-    }
-}
-
 /// Starts a prober; it stops when `shutdown` is cancelled.
 ///
 /// # Errors
@@ -153,12 +145,11 @@ pub async fn run(config: Config, shutdown: CancellationToken) -> anyhow::Result<
     let mut config = config;
     config.filter.reports_token = guard.as_ref().map(|guard| guard.for_reports()).unwrap_or_default();
     let store = Store::open(&config.store).await?;
-    store.prune(service::now_ms());
-    tokio::spawn(prune_daily(store.clone(), shutdown.clone()));
     let memory = store.memory();
     let wasm = std::path::absolute(&config.wasm).context("filter.wasm")?;
     let xds = XdsServer::new(FilterSource { wasm_path: wasm.to_string_lossy().into_owned() });
     let service = Service::new(config, xds.clone(), store.clone(), memory)?;
+    store.put(service.note(|registry| service.prune(registry)));
     let store_shutdown = CancellationToken::new();
     // A prober that does not come up gives the lease back, too.
     let store_guard = store_shutdown.clone().drop_guard();

@@ -21,6 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::caps::Curve;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
 use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Step, Subject};
@@ -152,11 +153,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         tracing::warn!(endpoint = id, "thrown away: this prober was not the one that measures until the end");
         return;
     }
-    let record = record(*kind, result);
+    let (record, curve) = record(*kind, result);
     match (&record.throughput_tps, &record.error) {
         (Some(tps), _) => {
             let ProbeRecord { warmup_tps, prefill_tps, prefill_error, sweep_error, .. } = &record;
-            let steps = record.curve.as_ref().map(|curve| curve.steps().len());
+            let steps = curve.as_ref().map(|curve| curve.steps().len());
             tracing::info!(
                 endpoint = id,
                 throughput_tps = tps,
@@ -173,9 +174,11 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     // Taken before the result can be seen: whoever asks after having seen it wants another burst.
     let demands = service.take_demands(|demand| demand.id == *id);
     let order = service.order.lock().await;
-    let (kept, history) =
-        service.change(|registry| (registry.probed(id, subject, record.clone()), registry.history(id)));
+    let (kept, history, old) = service.change(|registry| {
+        (registry.probed(id, subject, record.clone(), curve), registry.history(id), service.prune(registry))
+    });
     let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
+    changes.extend(old.into_iter().map(Ok));
     changes.extend(history.map(|history| Change::put(Table::History, id, &history)));
     if let Some(kept) = kept {
         changes.push(Change::put(Table::Last, id, &kept));
@@ -238,24 +241,24 @@ fn asked_elsewhere(service: &Service, now_ms: u64) -> Vec<(String, bool)> {
     young.into_iter().map(|(id, asked)| (id, asked.force)).collect()
 }
 
-/// What goes into the history.
-fn record(kind: ProbeKind, result: Result<Bursts, String>) -> ProbeRecord {
+/// What goes into the history, and the curve, which does not.
+fn record(kind: ProbeKind, result: Result<Bursts, String>) -> (ProbeRecord, Option<Curve>) {
     let empty = ProbeRecord::empty(kind, now_ms());
     match result {
         Ok(Bursts { warmup_tps, throughput_tps, prefill_tps, curve }) => {
             let (prefill_tps, prefill_error) = either(prefill_tps);
             let (curve, sweep_error) = either(curve);
-            ProbeRecord {
+            let record = ProbeRecord {
                 warmup_tps: Some(warmup_tps),
                 throughput_tps: Some(throughput_tps),
                 prefill_tps,
                 prefill_error,
-                curve,
                 sweep_error,
                 ..empty
-            }
+            };
+            (record, curve)
         }
-        Err(error) => ProbeRecord { error: Some(error), ..empty },
+        Err(error) => (ProbeRecord { error: Some(error), ..empty }, None),
     }
 }
 
@@ -286,11 +289,7 @@ struct Unmark<'a> {
 
 impl Drop for Unmark<'_> {
     fn drop(&mut self) {
-        self.service.change(|registry| {
-            if let Ok(endpoint) = registry.get_mut(self.id) {
-                endpoint.burst = None;
-            }
-        });
+        self.service.change(|registry| registry.burst_ended(self.id, now_ms()));
         // One that was forced without the lease has left no mark that others would heed.
         if self.fence > 0 {
             self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);
@@ -352,4 +351,46 @@ async fn idle(service: &Service, address: SocketAddr) -> bool {
         Err(_) => return false,
     };
     running == 0 && service.admins.idle(address).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::registry::{Measurement, News, Origin};
+    use crate::service::tests::service;
+
+    #[tokio::test]
+    async fn old_results_go_with_the_next_probe() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path()).await;
+        let (store, shutdown) = (service.store.clone(), CancellationToken::new());
+        let stop = shutdown.clone();
+        let storing = tokio::spawn(async move { store.run(stop).await });
+        // Nobody is there: what comes of the probe does not matter.
+        let address: SocketAddr = "127.77.0.1:9".parse().unwrap();
+        let written = config::Endpoint {
+            reach: config::Reach::default(),
+            id: "a".into(),
+            address: address.to_string(),
+            node: "n".into(),
+            launch_args: Some("args".into()),
+            context_window: None,
+            max_in_flight: None,
+        };
+        service.change(|registry| registry.register("p", written, address, Origin::Api)).unwrap();
+        for (key, measured_at_ms) in [("old", 1), ("young", now_ms())] {
+            let result =
+                Measurement { throughput_tps: 1.0, prefill_tps: None, curve: None, sweep_error: None, measured_at_ms };
+            service.store.put(vec![Change::put(Table::Results, key, &result).unwrap()]);
+            service.note(|registry| registry.learn(key, News::Result(Some(result)), now_ms()));
+        }
+        let subject = service.read(|registry| registry.subject("a")).unwrap();
+        let fence = service.store.fence().unwrap();
+        execute(&service, "p", &Job { id: "a".into(), subject, kind: ProbeKind::Demand, force: true, fence }).await;
+        let left = service.store.all::<Measurement>(Table::Results);
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["young"]);
+        shutdown.cancel();
+        storing.await.unwrap();
+    }
 }

@@ -203,6 +203,16 @@ impl Service {
         self.read(|registry| registry.published().map_or(0, |published| published.version))
     }
 
+    /// Forgets results that nobody can need any more; what is to be done about them in the store. At the start and with every probe, since
+    /// only probes leave results behind.
+    pub fn prune(&self, registry: &mut Registry) -> Vec<Change> {
+        let old = registry.prune(self.config.probe.keep.as_millis() as u64, now_ms());
+        if !old.is_empty() {
+            tracing::info!(count = old.len(), "old results are removed from the store");
+        }
+        old.iter().map(|key| Change::remove(Table::Results, key)).collect()
+    }
+
     /// Writes to the store. One that does not answer has raised an alarm; what was changed is in force, and is stored
     /// when it is back.
     pub async fn remember(&self, changes: Vec<Change>) -> Stored {

@@ -24,7 +24,7 @@ pub(crate) fn run(module: &[u8], branches: usize) -> Result<Vec<Count>> {
     vm.world().configuration = snapshot().to_string().into_bytes();
     let size = vm.world().configuration.len() as u32;
     ensure!(vm.call("proxy_on_configure", &[ROOT, size])? == 1, "the snapshot is refused: {:?}", vm.world().complaints);
-    vm.world().is_content()?;
+    vm.world().check_quiet()?;
     let mut context = ROOT;
     for round in 0..ROUNDS {
         let mut under_way = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn run(module: &[u8], branches: usize) -> Result<Vec<Count>> {
         vm.world().now_ms += 250;
         vm.call("proxy_on_tick", &[ROOT])?;
     }
-    vm.world().is_content()?;
+    vm.world().check_quiet()?;
     Ok(vm.into_counts())
 }
 
@@ -113,7 +113,7 @@ fn begin(vm: &mut Vm, context: u32, asked: &Asked) -> Result<Message> {
     }
     let arrived = vm.world().request.body.len() as u32;
     let paused = vm.call("proxy_on_request_body", &[context, arrived, 1])?;
-    vm.world().is_content()?;
+    vm.world().check_quiet()?;
     ensure!(paused == 0, "a request of the course waits: its pool is too small");
     ensure!(vm.world().was_steered(), "a request of the course was let pass as none of the filter's: {asked:?}");
     vm.world().now_ms += 1;
@@ -134,7 +134,7 @@ fn end(vm: &mut Vm, context: u32, asked: &Asked) -> Result<()> {
     vm.call("proxy_on_response_body", &[context, 0, 1])?;
     vm.call("proxy_on_log", &[context])?;
     ensure!(std::mem::take(&mut vm.world().records) == 1, "a request of the course has no record: {asked:?}");
-    vm.world().is_content().with_context(|| format!("{asked:?}"))
+    vm.world().check_quiet().with_context(|| format!("{asked:?}"))
 }
 
 const ANSWER: &str = r#"{"id":"chatcmpl-1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"A lorry, and what it carries."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":8,"total_tokens":1008,"prompt_tokens_details":{"cached_tokens":900}}}"#;

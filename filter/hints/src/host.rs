@@ -314,11 +314,11 @@ impl World {
         self.first_host().is_some_and(|host| !host.is_empty())
     }
 
-    /// What the module had to say by itself.
+    /// That the module has logged nothing and answered nothing by itself.
     ///
     /// # Errors
-    /// Where it had something to say.
-    pub(crate) fn is_content(&self) -> Result<()> {
+    /// What it said.
+    pub(crate) fn check_quiet(&self) -> Result<()> {
         if self.complaints.is_empty() {
             return Ok(());
         }

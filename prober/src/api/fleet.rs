@@ -198,7 +198,7 @@ impl BurstView {
             prefill_tokens: prefill_tokens(probe, endpoint.context_window()).into(),
         };
         let expected_ms = burst.expected_ms(work, endpoint.kept.as_ref().map(|kept| &kept.measurement));
-        let Burst { kind, forced, begun_ms, phase, phase_begun_ms, done, of, warmup_tps, kept_tps } = burst;
+        let Burst { kind, forced, begun_ms, phase, phase_begun_ms, done, of, most: _, warmup_tps, kept_tps } = burst;
         BurstView {
             kind: word(&kind),
             phase: phase.as_str(),

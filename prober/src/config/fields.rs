@@ -145,7 +145,8 @@ static PROBE: Kind = Kind::Section(&[
     field("interval", DURATION, "How often an endpoint that has nothing in flight is measured again.").within("1s", ""),
     field("keep", DURATION, "How old a result may be that spares an endpoint its burst at registration; same node, model and launch arguments."),
     field("timeout", DURATION, "The longest that one burst, the long prompt, or one step of a sweep may take.").within("100ms", ""),
-    field("sweep_max", COUNT, "The most requests at once that a sweep of concurrency tries, for `cap: measured` and `by: curve`; for the latter at least `concurrency`.").within("1", "4096"),
+    field("sweep_max", COUNT, "The most requests at once that a sweep of concurrency tries, for `cap: measured` and `by: curve`. At least `probe.concurrency` where a pool has `policy.by: curve`.")
+        .within("1", "4096"),
     field("clamp", &Kind::Bounds, "`[least, most]` of a measured weight. A pin is not clamped.").but("both above 0, at most 10000, and in order"),
 ]);
 

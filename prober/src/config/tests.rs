@@ -150,6 +150,10 @@ fn a_sweep_reaches_what_a_weight_stands_for() {
         error,
         "probe.sweep_max is \"8\": expected probe.concurrency (16) or more where a pool has policy.by: curve"
     );
+    // What a file is refused for stands where its fields are explained.
+    let reference = super::reference::markdown().unwrap();
+    let row = reference.lines().find(|line| line.starts_with("| `sweep_max` |")).unwrap();
+    assert!(row.contains("`probe.concurrency`") && row.contains("`policy.by: curve`"), "{row}");
 }
 
 #[test]

@@ -186,6 +186,11 @@ impl Exchange {
         self.totals.scraped(id, requests, now_ms, counts);
     }
 
+    /// A prober's own burst runs at an engine, or has just ended, and has had so many requests at once: they are nobody else's.
+    pub fn probed(&mut self, id: &str, requests: u64, now_ms: u64) {
+        self.totals.probed(id, requests, now_ms);
+    }
+
     /// What others have at an endpoint, as seen by an Envoy that has just reported; `engine` is left to the caller.
     #[must_use]
     pub fn seen_by(&self, envoy: &str, id: &str, now_ms: u64) -> EndpointAnswer {

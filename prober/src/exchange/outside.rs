@@ -1,7 +1,7 @@
 //! Traffic from outside: what an engine runs and queues beyond the requests that Envoys have sent.
 //!
 //! ```text
-//! residue(scrape) = max(0, running + waiting - sum over Envoys of the most they reported within REACH of the scrape)
+//! residue(scrape) = max(0, running + waiting - sum over Envoys of the most they reported within REACH of the scrape - echo)
 //! outside         = min over the last 3 scrapes of residue(scrape);  0 with fewer, or when the last is stale
 //! ```
 //!
@@ -15,10 +15,17 @@
 //! Where our own load swings within an interval, outside traffic is therefore counted a little too low, by about the swing,
 //! and it is noticed two to three intervals after it began. It is never counted too high for longer than a scrape, which is
 //! what would keep an endpoint from getting the traffic that it can take.
+//!
+//! **Echo.** A probe's requests are nobody else's. While it runs no scrape counts; after it, a gauge that trails may go on showing
+//! them, so as many as the probe had at once are left out. That ends with the first scrape of no more than the Envoys have, since then the
+//! gauge has seen the end, and at the latest after [`GAUGES_TRAIL`], since no gauge stands still for longer: until then, so many
+//! requests of others cannot be told from the probe's, and what is beyond them counts at once. An engine whose gauge does not trail
+//! ends it with the first scrape.
 
 use std::collections::VecDeque;
 
 use super::{STALE_INTERVALS, is_fresh};
+use crate::engine::GAUGES_TRAIL;
 
 /// Scrapes whose least residue counts.
 const SCRAPES: usize = 3;
@@ -59,12 +66,25 @@ struct Scrape {
     requests: u64,
     /// The sum over Envoys of the most they reported around it.
     ours: u64,
+    /// What of it may be the requests of a probe that has ended.
+    echo: u64,
+}
+
+/// A probe that has been here.
+#[derive(Debug, Clone, Copy)]
+struct Probed {
+    /// When it was last seen to run.
+    at_ms: u64,
+    /// The most requests that it had at once.
+    requests: u64,
 }
 
 /// The last counts of one engine.
 #[derive(Debug, Clone)]
 pub struct Scrapes {
     last: VecDeque<Scrape>,
+    /// Until its end is in the gauge.
+    probed: Option<Probed>,
     interval_ms: u64,
 }
 
@@ -72,7 +92,7 @@ impl Scrapes {
     /// None yet.
     #[must_use]
     pub fn new(interval_ms: u64) -> Self {
-        Scrapes { last: VecDeque::new(), interval_ms }
+        Scrapes { last: VecDeque::new(), probed: None, interval_ms }
     }
 
     /// A new count of what it runs and queues; `envoys` are all that have reported of it.
@@ -81,7 +101,18 @@ impl Scrapes {
             self.last.pop_front();
         }
         let ours = envoys.map(|counts| u64::from(counts.most(now_ms, self.reach_ms()))).sum();
-        self.last.push_back(Scrape { at_ms: now_ms, requests, ours });
+        let trails =
+            |probed: &Probed| requests > ours && is_fresh(probed.at_ms, now_ms, GAUGES_TRAIL.as_millis() as u64);
+        self.probed = self.probed.filter(trails);
+        let echo = self.probed.map_or(0, |probed| probed.requests);
+        self.last.push_back(Scrape { at_ms: now_ms, requests, ours, echo });
+    }
+
+    /// A probe runs here, or has just ended, and has had so many requests at once.
+    pub fn probed(&mut self, now_ms: u64, requests: u64) {
+        self.last.clear();
+        let before = self.probed.map_or(0, |probed| probed.requests);
+        self.probed = Some(Probed { at_ms: now_ms, requests: requests.max(before) });
     }
 
     /// An Envoy's counts are as they are now.
@@ -108,7 +139,8 @@ impl Scrapes {
         if self.last.len() < SCRAPES || newest.is_none_or(|at_ms| !is_fresh(at_ms, now_ms, stale_after_ms)) {
             return 0;
         }
-        let residues = self.last.iter().map(|scrape| scrape.requests.saturating_sub(scrape.ours));
+        let residues =
+            self.last.iter().map(|scrape| scrape.requests.saturating_sub(scrape.ours.saturating_add(scrape.echo)));
         residues.min().map_or(0, |residue| u32::try_from(residue).unwrap_or(u32::MAX))
     }
 
@@ -175,6 +207,25 @@ mod tests {
         let told = [(1_000, 6), (1_250, 6), (1_500, 6)];
         assert_eq!(scrapes(&told, &[&counts(&[(500, 6)])]).outside(1_600), 0);
         assert_eq!(scrapes(&told, &[&counts(&[(500, 4)])]).outside(1_600), 2);
+    }
+
+    #[test]
+    fn the_echo_of_a_probe_ends_where_the_gauge_shows_no_more_than_the_envoys() {
+        let ours = counts(&[(50, 3)]);
+        let mut engine = Scrapes::new(INTERVAL);
+        let scrape = |engine: &mut Scrapes, at: &[u64], requests: u64| {
+            at.iter().for_each(|at| engine.push(*at, requests, [&ours].into_iter()));
+            engine.outside(at[at.len() - 1])
+        };
+        assert_eq!(scrape(&mut engine, &[100, 200, 300], 9), 6);
+        engine.probed(1_000, 16);
+        // A step of the same probe with fewer.
+        engine.probed(1_100, 1);
+        assert_eq!(engine.outside(1_100), 0);
+        assert_eq!(scrape(&mut engine, &[1_250, 1_500, 1_750], 18), 0);
+        assert_eq!(scrape(&mut engine, &[2_000, 2_250, 2_500], 20), 1);
+        assert_eq!(scrape(&mut engine, &[2_750], 3), 0);
+        assert_eq!(scrape(&mut engine, &[3_000, 3_250, 3_500], 18), 15);
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Totals {
         self.of(id).scrapes.push(now_ms, requests, counts);
     }
 
+    /// A probe runs at an engine, or has just ended, and has had so many requests at once.
+    pub(super) fn probed(&mut self, id: &str, requests: u64, now_ms: u64) {
+        self.of(id).scrapes.probed(now_ms, requests);
+    }
+
     /// Requests and tokens of everybody but the one who has this row.
     pub(super) fn others(&self, id: &str, own: Option<&Row>) -> (u32, u32) {
         let Some(total) = self.by_id.get(id) else { return (0, 0) };

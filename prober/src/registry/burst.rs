@@ -67,6 +67,8 @@ pub struct Burst {
     pub done: u32,
     /// How many it has.
     pub of: u32,
+    /// The most that it has had at once in any phase so far.
+    pub most: u32,
     /// Tokens per second of the first burst, once it is over.
     pub warmup_tps: Option<f64>,
     /// Of the second.
@@ -94,6 +96,7 @@ impl Burst {
             phase_begun_ms: now_ms,
             done: 0,
             of: 0,
+            most: 0,
             warmup_tps: None,
             kept_tps: None,
         }
@@ -105,6 +108,7 @@ impl Burst {
             Step::Begins(phase, of) => {
                 (self.phase, self.phase_begun_ms) = (phase, now_ms);
                 (self.done, self.of) = (0, of);
+                self.most = self.most.max(of);
                 if matches!(phase, Phase::Waiting | Phase::Warmup) {
                     (self.warmup_tps, self.kept_tps) = (None, None);
                 }
@@ -156,6 +160,8 @@ mod tests {
         assert_eq!((burst.warmup_tps, burst.kept_tps), (Some(275.0), Some(980.0)));
         burst.take(Step::Begins(Phase::Waiting, 0), 70);
         assert_eq!((burst.warmup_tps, burst.kept_tps), (None, None));
+        // The engine may still show what was disturbed.
+        assert_eq!((burst.of, burst.most), (0, 2));
     }
 
     #[test]

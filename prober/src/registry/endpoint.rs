@@ -12,7 +12,6 @@ use super::burst::Burst;
 use super::drain::{Drain, Emptying, Progress, Removal};
 use super::epoch::Epoch;
 use super::health::Health;
-use super::leftover::Leftover;
 use super::verdicts::rounded;
 use crate::alarms::Code;
 use crate::caps::{Curve, Measured, Mode, Reading, Sizing};
@@ -106,9 +105,8 @@ pub struct ProbeRecord {
     pub prefill_tps: Option<f64>,
     /// Why that is unknown; the rest of the result counts all the same.
     pub prefill_error: Option<String>,
-    /// Throughput over concurrency.
-    pub curve: Option<Curve>,
-    /// Why that is unknown, though it was to be measured; the rest of the result counts all the same.
+    /// Why a sweep of concurrency gave no curve; the rest of the result counts all the same. A curve itself stands with the result that
+    /// is in force, and in no record: twenty of them per endpoint would be stored, and none read.
     pub sweep_error: Option<String>,
     /// A kept result spared the bursts.
     #[serde(default)]
@@ -128,7 +126,6 @@ impl ProbeRecord {
             throughput_tps: None,
             prefill_tps: None,
             prefill_error: None,
-            curve: None,
             sweep_error: None,
             reused: false,
             error: None,
@@ -202,8 +199,6 @@ pub struct Endpoint {
     pub burst: Option<Burst>,
     /// The same by another prober.
     pub(super) probing_elsewhere: bool,
-    /// What its gauges may still show of such a burst.
-    pub(super) leftover: Leftover,
     /// No probe before this time.
     pub not_before_ms: u64,
     /// Health.
@@ -328,6 +323,16 @@ impl Endpoint {
     #[must_use]
     pub fn under_burst(&self) -> bool {
         self.burst.is_some() || self.probing_elsewhere
+    }
+
+    /// The most requests that the probe at hand has had at once; of another prober's burst no more is known than what these settings,
+    /// (concurrency, the most of a sweep), let it have.
+    pub(super) fn probe_requests(&self, (concurrency, sweep_max): (u32, u32)) -> u32 {
+        match &self.burst {
+            Some(burst) => burst.most,
+            None if self.sizing.sweeps() => concurrency.max(sweep_max),
+            None => concurrency,
+        }
     }
 
     pub(super) fn known(&self) -> bool {

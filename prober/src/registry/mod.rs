@@ -29,7 +29,6 @@ mod exchanged;
 mod gpus;
 mod health;
 mod leaving;
-mod leftover;
 mod pools;
 mod shared;
 mod tokens;
@@ -44,10 +43,10 @@ use weighbridge_routing::snapshot::MAX_ENDPOINTS_PER_POOL;
 use weighbridge_routing::snapshot::wire;
 use weighbridge_routing::weight::Clamp;
 
+use crate::caps::Curve;
 use crate::config;
 use crate::engine::Signals;
 use crate::exchange::{self, Exchange};
-use leftover::Leftover;
 use shared::Heard;
 
 pub use burst::{Burst, Phase, Step, Work};
@@ -66,6 +65,9 @@ pub use watched::{Identity, Seen};
 
 /// The most endpoints that the file does not name.
 pub const MAX_REGISTRATIONS: usize = 4096;
+
+/// Results that are older than this are forgotten.
+const OLD_MS: u64 = 30 * 24 * 3_600 * 1_000;
 
 /// What a registration did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +135,8 @@ pub struct Registry {
     clamp: Clamp,
     /// Requests at once of a burst.
     burst: u32,
+    /// The most requests at once of a sweep.
+    sweep_max: u32,
     networks: config::Networks,
     endpoints: BTreeMap<String, Endpoint>,
     memory: Memory,
@@ -194,6 +198,7 @@ impl Registry {
             pools: config.pools.clone(),
             clamp: config.probe.clamp,
             burst: config.probe.concurrency,
+            sweep_max: config.probe.sweep_max,
             networks: config.networks.clone(),
             endpoints: BTreeMap::new(),
             memory,
@@ -342,7 +347,6 @@ impl Registry {
             newcomer: others_known,
             burst: None,
             probing_elsewhere: self.is_marked(&id),
-            leftover: Leftover::default(),
             not_before_ms: 0,
             health: Health::unchecked(),
             signals: Signals::default(),
@@ -384,12 +388,20 @@ impl Registry {
         Some(Subject { address: endpoint.address, key: endpoint.key(self.served_model(&endpoint.pool)) })
     }
 
-    /// A probe has ended. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns what
-    /// is to be stored.
-    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord) -> Option<Kept> {
+    /// Nothing of a burst is sent any more, however it ended. A gauge that trails may go on showing it: it may have begun and ended between
+    /// two readings.
+    pub fn burst_ended(&mut self, id: &str, now_ms: u64) {
+        if let Some(burst) = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.burst.take()) {
+            self.exchange.probed(id, burst.most.into(), now_ms);
+        }
+    }
+
+    /// A probe has ended, perhaps with a curve. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns
+    /// what is to be stored.
+    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord, curve: Option<Curve>) -> Option<Kept> {
         let now = self.subject(id)?;
+        self.burst_ended(id, record.at_ms);
         let endpoint = self.endpoints.get_mut(id)?;
-        endpoint.burst = None;
         if now != *subject {
             // It came back as something else meanwhile: what was measured is not what is there.
             return None;
@@ -403,12 +415,12 @@ impl Registry {
             (Some(throughput_tps), Some(key)) => {
                 // What failed does not take away the reading that it was to replace.
                 let before = endpoint.kept.as_ref().filter(|kept| kept.key == key).map(|kept| &kept.measurement);
-                let curve = before.filter(|_| record.sweep_error.is_some()).and_then(|before| before.curve.clone());
+                let stays = before.filter(|_| record.sweep_error.is_some()).and_then(|before| before.curve.clone());
                 let prefill = before.filter(|_| record.prefill_error.is_some()).and_then(|before| before.prefill_tps);
                 let measurement = Measurement {
                     throughput_tps,
                     prefill_tps: record.prefill_tps.or(prefill),
-                    curve: record.curve.clone().or(curve),
+                    curve: curve.or(stays),
                     sweep_error: record.sweep_error.clone(),
                     measured_at_ms: record.at_ms,
                 };
@@ -432,6 +444,14 @@ impl Registry {
         endpoint.push(record);
         self.count(pool, kind, outcome);
         kept
+    }
+
+    /// Forgets results that nobody has needed for 30 days, and that spare no probe any more, and returns their keys: every new set of launch
+    /// arguments leaves one behind. What an endpoint was last measured with stays. Cost: linear in the results.
+    pub fn prune(&mut self, keep_ms: u64, now_ms: u64) -> Vec<String> {
+        let old_ms = OLD_MS.max(keep_ms);
+        let is_old = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) > old_ms;
+        self.memory.results.extract_if(|_, result| is_old(result)).map(|(key, _)| key).collect()
     }
 
     /// Counts a probe of a pool.

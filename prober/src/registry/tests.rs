@@ -40,7 +40,7 @@ fn probed(registry: &mut Registry, id: &str, tps: Option<f64>, at_ms: u64) {
     let error = tps.is_none().then(|| "no".to_owned());
     let kind = ProbeKind::Registration;
     let subject = registry.subject(id).unwrap();
-    registry.probed(id, &subject, ProbeRecord { throughput_tps: tps, error, ..ProbeRecord::empty(kind, at_ms) });
+    registry.probed(id, &subject, ProbeRecord { throughput_tps: tps, error, ..ProbeRecord::empty(kind, at_ms) }, None);
 }
 
 fn seen(registry: &Registry, id: &str) -> (f64, WeightSource, State) {
@@ -111,7 +111,7 @@ fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
             prefill_error: error.map(str::to_owned),
             ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
         };
-        registry.probed("a", &subject, record).unwrap().measurement.prefill_tps
+        registry.probed("a", &subject, record, None).unwrap().measurement.prefill_tps
     };
     assert_eq!(probed(Some(6_000.0), None, 1), Some(6_000.0));
     assert_eq!(probed(None, Some("no answer within 60s"), 2), Some(6_000.0));
@@ -121,22 +121,63 @@ fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
 
 #[test]
 fn the_requests_of_a_probe_are_nobody_elses() {
-    let shows = |registry: &mut Registry, running, ticks: std::ops::RangeInclusive<u64>| {
-        for tick in ticks.clone() {
-            let signals = crate::engine::Signals { running: Some(running), ..Default::default() };
-            registry.scraped("a", Ok(signals), tick * 250);
+    for (under_burst, outside) in [(false, 16), (true, 0)] {
+        let mut registry = registry(&["a"]);
+        registry.get_mut("a").unwrap().burst = under_burst.then(|| Burst::begin(ProbeKind::Interval, false, 0));
+        for tick in 1..=8 {
+            registry.scraped("a", Ok(crate::engine::Signals { running: Some(16), ..Default::default() }), tick * 250);
         }
-        registry.exchange.outside("a", ticks.end() * 250)
-    };
+        assert_eq!(registry.exchange.outside("a", 2_000), outside, "under a burst: {under_burst}");
+    }
+}
+
+/// Three scrapes of a gauge, and what follows from them for `a`.
+fn outside_after(registry: &mut Registry, running: u64, from_ms: u64) -> u32 {
+    for at_ms in [from_ms, from_ms + 250, from_ms + 500] {
+        registry.scraped("a", Ok(crate::engine::Signals { running: Some(running), ..Default::default() }), at_ms);
+    }
+    registry.exchange.outside("a", from_ms + 500)
+}
+
+#[test]
+fn a_gauge_that_trails_a_probe_shows_nobody_elses_requests() {
+    for elsewhere in [false, true] {
+        let mut registry = registry(&["a"]);
+        if elsewhere {
+            registry.follow(Some(7));
+            registry.learn("a", News::Probing(Some(Mark { fence: 7, burst: 1 })), 0);
+        } else {
+            let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+            burst.take(Step::Begins(Phase::Kept, 16), 0);
+            burst.take(Step::Begins(Phase::Prefill, 1), 400);
+            registry.get_mut("a").unwrap().burst = Some(burst);
+        }
+        assert_eq!(outside_after(&mut registry, 16, 500), 0);
+        if elsewhere {
+            registry.learn("a", News::Probing(None), 1_000);
+        } else {
+            probed(&mut registry, "a", Some(980.0), 1_000);
+        }
+        assert_eq!(outside_after(&mut registry, 16, 1_250), 0, "elsewhere: {elsewhere}");
+        // What is beyond the probe's is not its own.
+        assert_eq!(outside_after(&mut registry, 19, 2_000), 3);
+        // No gauge stands still for longer than 35 s.
+        assert_eq!(outside_after(&mut registry, 16, 35_500), 0);
+        assert_eq!(outside_after(&mut registry, 16, 36_250), 16);
+    }
+}
+
+#[test]
+fn a_gauge_that_has_seen_the_end_of_a_probe_is_believed() {
     let mut registry = registry(&["a"]);
-    assert_eq!(shows(&mut registry, 16, 1..=8), 16);
-    registry.get_mut("a").unwrap().burst = Some(Burst::begin(ProbeKind::Interval, false, 0));
-    assert_eq!(shows(&mut registry, 16, 9..=16), 0);
-    // An engine whose gauge trails, and somebody who comes after that.
-    registry.get_mut("a").unwrap().burst = None;
-    assert_eq!(shows(&mut registry, 16, 17..=120), 0);
-    assert_eq!(shows(&mut registry, 17, 121..=123), 17);
-    assert_eq!(shows(&mut registry, 5, 124..=126), 5);
+    let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+    // Between two scrapes.
+    burst.take(Step::Begins(Phase::Kept, 16), 10);
+    registry.get_mut("a").unwrap().burst = Some(burst);
+    registry.burst_ended("a", 20);
+    assert_eq!(outside_after(&mut registry, 16, 250), 0);
+    assert_eq!(outside_after(&mut registry, 0, 1_000), 0);
+    assert_eq!(outside_after(&mut registry, 16, 1_750), 16);
 }
 
 #[test]
@@ -145,7 +186,7 @@ fn a_result_counts_only_for_what_was_measured() {
     let before = registry.subject("a").unwrap();
     add(&mut registry, "a", "other");
     let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Registration, 1) };
-    assert_eq!(registry.probed("a", &before, record), None);
+    assert_eq!(registry.probed("a", &before, record, None), None);
     assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
 }
 
@@ -282,7 +323,7 @@ fn the_snapshot_has_what_was_measured_and_told_and_noise_is_no_news() {
         prefill_tps: prefill,
         ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
     };
-    registry.probed("a", &subject, record(980.4, Some(6_123.4), 1));
+    registry.probed("a", &subject, record(980.4, Some(6_123.4), 1), None);
     probed(&mut registry, "b", Some(480.0), 1);
     registry.scraped("a", told(Some(100.5), Some(431_248)), 1);
     let snapshot = registry.snapshot(1, 0).unwrap();
@@ -291,11 +332,11 @@ fn the_snapshot_has_what_was_measured_and_told_and_noise_is_no_news() {
     let a = &pool.endpoints[0];
     assert_eq!((a.prefill_tps, a.kv_tokens, a.epoch), (Some(6_120.0), Some(431_248), 100));
     assert_eq!((pool.endpoints[1].prefill_tps, pool.endpoints[1].kv_tokens), (None, None));
-    registry.probed("a", &subject, record(980.0, Some(6_117.0), 2));
+    registry.probed("a", &subject, record(980.0, Some(6_117.0), 2), None);
     // A scrape that does not tell the capacity leaves it as it was.
     registry.scraped("a", told(Some(100.5), None), 2);
     assert_eq!(registry.snapshot(2, 0), None);
-    registry.probed("a", &subject, record(980.0, None, 3));
+    registry.probed("a", &subject, record(980.0, None, 3), None);
     assert_eq!(registry.snapshot(3, 0).unwrap().pools[0].endpoints[0].prefill_tps, None);
 }
 
@@ -306,7 +347,7 @@ fn a_spared_burst_has_the_kept_prefill_speed() {
     let subject = registry.subject("a").unwrap();
     let kind = ProbeKind::Registration;
     let found = ProbeRecord { throughput_tps: Some(9.0), prefill_tps: Some(7.0), ..ProbeRecord::empty(kind, 1) };
-    registry.probed("a", &subject, found);
+    registry.probed("a", &subject, found, None);
     add(&mut registry, "a", "other");
     registry.identified("a", Identity::default(), 1_000, 2);
     assert!(registry.get("a").unwrap().kept.is_none());
@@ -319,6 +360,20 @@ fn a_spared_burst_has_the_kept_prefill_speed() {
     assert_eq!((a.kv_tokens, a.context_window()), (Some(32_768), Some(8_192)));
     let counted: Vec<_> = registry.probes().iter().map(|((_, _, outcome), count)| (*outcome, *count)).collect();
     assert_eq!(counted, [(Outcome::Measured, 1), (Outcome::Reused, 1)]);
+}
+
+#[test]
+fn a_result_is_forgotten_when_it_is_old_and_spares_no_probe() {
+    let mut registry = registry(&["a"]);
+    probed(&mut registry, "a", Some(980.0), 0);
+    let young =
+        Measurement { throughput_tps: 1.0, prefill_tps: None, curve: None, sweep_error: None, measured_at_ms: 1 };
+    registry.learn("young", News::Result(Some(young)), 2);
+    let of_a = registry.subject("a").unwrap().key.unwrap();
+    assert!(registry.prune(2 * OLD_MS, 2 * OLD_MS).is_empty());
+    assert_eq!(registry.prune(1_000, OLD_MS + 1), [of_a]);
+    assert_eq!(registry.memory.results.keys().collect::<Vec<_>>(), ["young"]);
+    assert_eq!(seen(&registry, "a").1, WeightSource::Measured, "what is in force stays");
 }
 
 #[test]

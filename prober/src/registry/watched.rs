@@ -126,11 +126,10 @@ impl Registry {
                 endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
                 match signals.requests() {
                     // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
-                    Some(requests) if endpoint.under_burst() => {
-                        endpoint.leftover.probing(requests, now_ms);
-                        self.exchange.replaced(id);
+                    Some(_) if endpoint.under_burst() => {
+                        let own = endpoint.probe_requests((self.burst, self.sweep_max));
+                        self.exchange.probed(id, own.into(), now_ms);
                     }
-                    Some(requests) if endpoint.leftover.covers(requests, now_ms) => self.exchange.replaced(id),
                     Some(requests) => self.exchange.scraped(id, requests, now_ms),
                     None => {}
                 }
@@ -204,7 +203,6 @@ impl Registry {
             endpoint.push(ProbeRecord {
                 throughput_tps: Some(measurement.throughput_tps),
                 prefill_tps: measurement.prefill_tps,
-                curve: measurement.curve.clone(),
                 sweep_error: measurement.sweep_error.clone(),
                 reused: true,
                 ..ProbeRecord::empty(ProbeKind::Registration, now_ms)

@@ -35,11 +35,9 @@ pub use self::redis::RedisUrl;
 use self::exchange::Session;
 use self::mirror::Mirror;
 use crate::alarms::{Alarm, Code};
-use crate::registry::{Measurement, Memory};
+use crate::registry::Memory;
 use crate::service::now_ms;
 
-/// Results that are older than this are pruned.
-const OLD_MS: u64 = 30 * 24 * 3_600 * 1_000;
 /// How long a prober that starts waits for its store before it starts without.
 const START: Duration = Duration::from_secs(3);
 
@@ -219,20 +217,6 @@ impl Store {
             history: self.all(Table::History),
             snapshot: self.get(Table::Snapshot, "newest"),
         }
-    }
-
-    /// Removes results that nobody has needed for 30 days: what is kept is used for hours, and every new set of launch
-    /// arguments leaves one behind. What an endpoint was last measured with stays. Returns how many.
-    pub fn prune(&self, now_ms: u64) -> usize {
-        let results: HashMap<String, Measurement> = self.all(Table::Results);
-        let old = results.iter().filter(|(_, result)| now_ms.saturating_sub(result.measured_at_ms) > OLD_MS);
-        let changes: Vec<Change> = old.map(|(key, _)| Change::remove(Table::Results, key)).collect();
-        let count = changes.len();
-        if count > 0 {
-            tracing::info!(count, "old results removed from the store");
-            self.put(changes);
-        }
-        count
     }
 
     /// Changes values here, all or none; they are written as soon as the store does that. Never waits.

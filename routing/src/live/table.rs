@@ -186,7 +186,7 @@ impl Table {
         if let Some(row) = self.row(id) {
             return Some(row);
         }
-        if self.rows >= MAX_ROWS {
+        if !self.has_room_for_a_row() {
             return None;
         }
         let row = self.rows;
@@ -429,12 +429,20 @@ impl Table {
 
     /// Whether one more waiter of a VM can be put in.
     pub(super) fn has_room(&self, id: u64) -> bool {
-        self.waiters < MAX_WAITERS && (self.rows < MAX_ROWS || self.row(id).is_some())
+        self.has_room_for_a_waiter() && (self.row(id).is_some() || self.has_room_for_a_row())
+    }
+
+    fn has_room_for_a_row(&self) -> bool {
+        self.rows < MAX_ROWS
+    }
+
+    fn has_room_for_a_waiter(&self) -> bool {
+        self.waiters < MAX_WAITERS
     }
 
     /// Puts a waiter into its place; returns that, or `None` when the table is full.
     pub(super) fn insert_waiter(&mut self, waiter: &Waiter) -> Option<usize> {
-        if self.waiters >= MAX_WAITERS {
+        if !self.has_room_for_a_waiter() {
             return None;
         }
         let (mut place, mut end) = (0, self.waiters);
