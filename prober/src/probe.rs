@@ -6,7 +6,7 @@
 //!
 //! Prompts are short and all differ, so that neither prefill nor a prefix cache colours the figure. A burst during which
 //! the engine ran more than our own requests measured somebody else too, and is thrown away. Whoever calls makes sure that
-//! the engine is idle; between the bursts it is waited for, since some engines' gauges trail ([`GAUGES_TRAIL`]).
+//! the engine is idle; between the bursts it is waited for, since some engines' gauges trail ([`SETTLE`]).
 //!
 //! Then one request with a long prompt ([`prompt`]) and one output token tells how fast the engine reads: prefill speed
 //! = prompt tokens, as `usage` reports them, / wall time. That includes one decode step and the HTTP round trip, some
@@ -25,11 +25,14 @@ use futures::future::try_join_all;
 
 use crate::caps::Curve;
 use crate::config::Probe;
-use crate::engine::{Client, EngineError, GAUGES_TRAIL};
+use crate::engine::{Client, EngineError};
 use crate::registry::{Phase, Step};
 
 /// How often the engine's running count is read during a burst.
 const WATCH: Duration = Duration::from_millis(100);
+/// How long an engine's gauges may take to see the end of a burst: SGLang's stand still for up to 30 s when nothing comes, and are read a
+/// little later.
+const SETTLE: Duration = Duration::from_secs(35);
 /// The longest that one reading may take.
 const SCRAPE: Duration = Duration::from_secs(2);
 
@@ -210,7 +213,7 @@ async fn timed<T>(
 
 /// Waits until the engine's gauges have seen the end of a burst.
 async fn settle(client: &Client, engine: SocketAddr) -> Result<(), ProbeError> {
-    let deadline = Instant::now() + GAUGES_TRAIL;
+    let deadline = Instant::now() + SETTLE;
     loop {
         match undisturbed(client, engine, 0).await {
             Err(disturbed) if Instant::now() >= deadline => return Err(disturbed),

@@ -177,6 +177,12 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
     let (kept, history, old) = service.change(|registry| {
         (registry.probed(id, subject, record.clone(), curve), registry.history(id), service.prune(registry))
     });
+    if record.throughput_tps.is_some() && kept.is_none() {
+        tracing::warn!(
+            endpoint = id,
+            "the result does not count: it is not what was measured any more, or has not said what it is"
+        );
+    }
     let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
     changes.extend(old.into_iter().map(Ok));
     changes.extend(history.map(|history| Change::put(Table::History, id, &history)));
@@ -289,7 +295,7 @@ struct Unmark<'a> {
 
 impl Drop for Unmark<'_> {
     fn drop(&mut self) {
-        self.service.change(|registry| registry.burst_ended(self.id, now_ms()));
+        self.service.change(|registry| registry.burst_ended(self.id));
         // One that was forced without the lease has left no mark that others would heed.
         if self.fence > 0 {
             self.service.store.put(vec![Change::remove(Table::Probing, self.id).fenced(self.fence)]);

@@ -12,16 +12,10 @@ mod gpu;
 mod props;
 mod signals;
 
-use std::time::Duration;
-
 pub use client::{Client, Streamed, Usage};
 pub use gpu::{Gpu, mean_usage, parse_gpus};
 pub use props::Props;
 pub use signals::{Brand, Signals, parse};
-
-/// How long an engine's gauges may show what has ended: SGLang's stand still for up to 30 s when nothing comes, and are read a little
-/// later.
-pub const GAUGES_TRAIL: Duration = Duration::from_secs(35);
 
 /// Why an engine did not answer as it should.
 #[derive(Debug, thiserror::Error)]

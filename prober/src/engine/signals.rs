@@ -58,6 +58,16 @@ impl Signals {
         self.running.map(|running| running.saturating_add(self.waiting.unwrap_or(0)))
     }
 
+    /// Every figure that moves while an engine works is the same. Two readings of a gauge that stands still are; two of an engine that works
+    /// differ at least in its tokens or in how full its KV cache is.
+    #[must_use]
+    pub fn says_the_same_as(&self, before: &Self) -> bool {
+        let moving = |of: &Self| {
+            (of.running, of.waiting, of.kv_usage, of.generated_tokens, of.prefix_queries, of.prefix_hits, of.started_s)
+        };
+        moving(self) == moving(before)
+    }
+
     /// The figures as long as they are not older than `for_ms`.
     #[must_use]
     pub fn fresh(&self, now_ms: u64, for_ms: u64) -> Option<&Self> {

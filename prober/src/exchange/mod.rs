@@ -22,7 +22,7 @@ use std::time::Duration;
 use weighbridge_routing::exchange::{Averages, EndpointAnswer, EndpointReport, Report};
 
 use averages::{Kept, Moving};
-use outside::Counts;
+use outside::{Counts, Reading};
 use totals::Totals;
 
 /// The most Envoys that are remembered at once.
@@ -181,14 +181,14 @@ impl Exchange {
     }
 
     /// An engine has told how many requests it runs and queues.
-    pub fn scraped(&mut self, id: &str, requests: u64, now_ms: u64) {
+    pub fn scraped(&mut self, id: &str, reading: Reading, now_ms: u64) {
         let counts = self.envoys.values().filter_map(|envoy| Some(&envoy.rows.get(id)?.counts));
-        self.totals.scraped(id, requests, now_ms, counts);
+        self.totals.scraped(id, reading, now_ms, counts);
     }
 
     /// A prober's own burst runs at an engine, or has just ended, and has had so many requests at once: they are nobody else's.
-    pub fn probed(&mut self, id: &str, requests: u64, now_ms: u64) {
-        self.totals.probed(id, requests, now_ms);
+    pub fn probed(&mut self, id: &str, requests: u64) {
+        self.totals.probed(id, requests);
     }
 
     /// What others have at an endpoint, as seen by an Envoy that has just reported; `engine` is left to the caller.

@@ -1,7 +1,9 @@
 //! Traffic from outside: what an engine runs and queues beyond the requests that Envoys have sent.
 //!
 //! ```text
-//! residue(scrape) = max(0, running + waiting - sum over Envoys of the most they reported within REACH of the scrape - echo)
+//! ours(scrape)    = sum over Envoys of the most they reported within REACH of the scrape
+//! known(scrape)   = max of ours over the scrapes since which the engine has said the same, and of the requests of a probe that it followed
+//! residue(scrape) = max(0, running + waiting - known(scrape))
 //! outside         = min over the last 3 scrapes of residue(scrape);  0 with fewer, or when the last is stale
 //! ```
 //!
@@ -16,16 +18,17 @@
 //! and it is noticed two to three intervals after it began. It is never counted too high for longer than a scrape, which is
 //! what would keep an endpoint from getting the traffic that it can take.
 //!
-//! **Echo.** A probe's requests are nobody else's. While it runs no scrape counts; after it, a gauge that trails may go on showing
-//! them, so as many as the probe had at once are left out. That ends with the first scrape of no more than the Envoys have, since then the
-//! gauge has seen the end, and at the latest after [`GAUGES_TRAIL`], since no gauge stands still for longer: until then, so many
-//! requests of others cannot be told from the probe's, and what is beyond them counts at once. An engine whose gauge does not trail
-//! ends it with the first scrape.
+//! **A gauge that stands still.** SGLang sets its gauges with every 40th step of decoding, and when nothing comes only every 30 s: what it
+//! says may be as old as the first scrape that said it. So a scrape that says the same as the one before in *every* figure counts
+//! against the most that was ours since then. An engine that works says something else soon, if only how full its KV cache is, and
+//! one whose gauges are exact says something else with every change of its own.
+//!
+//! **A probe's requests** are nobody else's. While one runs no scrape counts. The first one after it may be of its last moment, so as many
+//! requests as the probe had at once are known in it, and for as long as the engine says the same.
 
 use std::collections::VecDeque;
 
 use super::{STALE_INTERVALS, is_fresh};
-use crate::engine::GAUGES_TRAIL;
 
 /// Scrapes whose least residue counts.
 const SCRAPES: usize = 3;
@@ -59,32 +62,32 @@ impl Counts {
     }
 }
 
+/// What an engine has told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Requests that it runs and queues.
+    pub requests: u64,
+    /// Every figure is as it was the last time, so that it may be as old.
+    pub repeats: bool,
+}
+
 /// One count of an engine.
 #[derive(Debug, Clone, Copy)]
 struct Scrape {
     at_ms: u64,
-    requests: u64,
+    reading: Reading,
     /// The sum over Envoys of the most they reported around it.
     ours: u64,
-    /// What of it may be the requests of a probe that has ended.
-    echo: u64,
-}
-
-/// A probe that has been here.
-#[derive(Debug, Clone, Copy)]
-struct Probed {
-    /// When it was last seen to run.
-    at_ms: u64,
-    /// The most requests that it had at once.
-    requests: u64,
 }
 
 /// The last counts of one engine.
 #[derive(Debug, Clone)]
 pub struct Scrapes {
     last: VecDeque<Scrape>,
-    /// Until its end is in the gauge.
-    probed: Option<Probed>,
+    /// What was known of the scrape before the first of `last`.
+    known_before: u64,
+    /// The most requests that a probe had at once, until the first scrape after it.
+    probe: Option<u64>,
     interval_ms: u64,
 }
 
@@ -92,27 +95,36 @@ impl Scrapes {
     /// None yet.
     #[must_use]
     pub fn new(interval_ms: u64) -> Self {
-        Scrapes { last: VecDeque::new(), probed: None, interval_ms }
+        Scrapes { last: VecDeque::new(), known_before: 0, probe: None, interval_ms }
     }
 
-    /// A new count of what it runs and queues; `envoys` are all that have reported of it.
-    pub fn push<'a>(&mut self, now_ms: u64, requests: u64, envoys: impl Iterator<Item = &'a Counts>) {
+    /// A new reading; `envoys` are all that have reported of the engine.
+    pub fn push<'a>(&mut self, now_ms: u64, mut reading: Reading, envoys: impl Iterator<Item = &'a Counts>) {
         if self.last.len() >= SCRAPES {
+            let known = self.known().next().map_or(0, |(_, known)| known);
+            self.known_before = known;
             self.last.pop_front();
         }
         let ours = envoys.map(|counts| u64::from(counts.most(now_ms, self.reach_ms()))).sum();
-        let trails =
-            |probed: &Probed| requests > ours && is_fresh(probed.at_ms, now_ms, GAUGES_TRAIL.as_millis() as u64);
-        self.probed = self.probed.filter(trails);
-        let echo = self.probed.map_or(0, |probed| probed.requests);
-        self.last.push_back(Scrape { at_ms: now_ms, requests, ours, echo });
+        if let Some(probe) = self.probe.take() {
+            self.known_before = probe + ours;
+            reading.repeats = true;
+        }
+        self.last.push_back(Scrape { at_ms: now_ms, reading, ours });
     }
 
     /// A probe runs here, or has just ended, and has had so many requests at once.
-    pub fn probed(&mut self, now_ms: u64, requests: u64) {
+    pub fn probed(&mut self, requests: u64) {
         self.last.clear();
-        let before = self.probed.map_or(0, |probed| probed.requests);
-        self.probed = Some(Probed { at_ms: now_ms, requests: requests.max(before) });
+        self.probe = Some(requests);
+    }
+
+    /// Each scrape, with what was known of its requests.
+    fn known(&self) -> impl Iterator<Item = (&Scrape, u64)> {
+        self.last.iter().scan(self.known_before, |known, scrape| {
+            *known = if scrape.reading.repeats { scrape.ours.max(*known) } else { scrape.ours };
+            Some((scrape, *known))
+        })
     }
 
     /// An Envoy's counts are as they are now.
@@ -139,8 +151,7 @@ impl Scrapes {
         if self.last.len() < SCRAPES || newest.is_none_or(|at_ms| !is_fresh(at_ms, now_ms, stale_after_ms)) {
             return 0;
         }
-        let residues =
-            self.last.iter().map(|scrape| scrape.requests.saturating_sub(scrape.ours.saturating_add(scrape.echo)));
+        let residues = self.known().map(|(scrape, known)| scrape.reading.requests.saturating_sub(known));
         residues.min().map_or(0, |residue| u32::try_from(residue).unwrap_or(u32::MAX))
     }
 
@@ -155,9 +166,17 @@ mod tests {
 
     const INTERVAL: u64 = 250;
 
+    fn says(requests: u64) -> Reading {
+        Reading { requests, repeats: false }
+    }
+
+    fn says_again(requests: u64) -> Reading {
+        Reading { requests, repeats: true }
+    }
+
     fn scrapes(of: &[(u64, u64)], envoys: &[&Counts]) -> Scrapes {
         let mut scrapes = Scrapes::new(INTERVAL);
-        of.iter().for_each(|(at, requests)| scrapes.push(*at, *requests, envoys.iter().copied()));
+        of.iter().for_each(|(at, requests)| scrapes.push(*at, says(*requests), envoys.iter().copied()));
         scrapes
     }
 
@@ -192,12 +211,12 @@ mod tests {
         report(&mut engine, &mut ours, 1_650, 16);
         assert_eq!(engine.outside(1_650), 0);
         for at in [1_750, 2_000, 2_250] {
-            engine.push(at, 16, [&ours].into_iter());
+            engine.push(at, says(16), [&ours].into_iter());
             assert_eq!(engine.outside(at), 0, "{at}");
             report(&mut engine, &mut ours, at + 150, 16);
         }
         // They end at 2,300: gone from the engine at once, from the report at 2,400.
-        engine.push(2_500, 0, [&ours].into_iter());
+        engine.push(2_500, says(0), [&ours].into_iter());
         report(&mut engine, &mut ours, 2_650, 0);
         assert_eq!(engine.outside(2_650), 0);
     }
@@ -210,22 +229,38 @@ mod tests {
     }
 
     #[test]
-    fn the_echo_of_a_probe_ends_where_the_gauge_shows_no_more_than_the_envoys() {
+    fn a_gauge_that_stands_still_counts_against_the_most_that_was_ours_since() {
+        let mut ours = counts(&[(1_000, 12)]);
+        let mut engine = Scrapes::new(INTERVAL);
+        engine.push(1_250, says(14), [&ours].into_iter());
+        // All of ours end, and nothing comes after them: it says the same for half a minute.
+        for at in (1_500..31_000).step_by(250) {
+            ours.push(at - 10, 0);
+            engine.push(at, says_again(14), [&ours].into_iter());
+            let others = if at < 1_750 { 0 } else { 2 };
+            assert_eq!(engine.outside(at), others, "{at}");
+        }
+        // It says the same number, and not the same: these are there now.
+        [31_000, 31_250, 31_500].iter().for_each(|at| engine.push(*at, says(14), [&ours].into_iter()));
+        assert_eq!(engine.outside(31_500), 14);
+    }
+
+    #[test]
+    fn a_probes_requests_are_known_for_as_long_as_the_gauge_stands_still() {
         let ours = counts(&[(50, 3)]);
         let mut engine = Scrapes::new(INTERVAL);
-        let scrape = |engine: &mut Scrapes, at: &[u64], requests: u64| {
-            at.iter().for_each(|at| engine.push(*at, requests, [&ours].into_iter()));
-            engine.outside(at[at.len() - 1])
+        let push = |engine: &mut Scrapes, at: u64, reading: Reading| {
+            engine.push(at, reading, [&ours].into_iter());
+            engine.outside(at)
         };
-        assert_eq!(scrape(&mut engine, &[100, 200, 300], 9), 6);
-        engine.probed(1_000, 16);
-        // A step of the same probe with fewer.
-        engine.probed(1_100, 1);
+        assert_eq!([100, 200, 300].map(|at| push(&mut engine, at, says(9))), [0, 0, 6]);
+        engine.probed(16);
         assert_eq!(engine.outside(1_100), 0);
-        assert_eq!(scrape(&mut engine, &[1_250, 1_500, 1_750], 18), 0);
-        assert_eq!(scrape(&mut engine, &[2_000, 2_250, 2_500], 20), 1);
-        assert_eq!(scrape(&mut engine, &[2_750], 3), 0);
-        assert_eq!(scrape(&mut engine, &[3_000, 3_250, 3_500], 18), 15);
+        // The first is known whatever it says, and others beyond the probe's are seen.
+        assert_eq!([1_250, 1_500, 1_750].map(|at| push(&mut engine, at, says_again(20))), [0, 0, 1]);
+        engine.probed(16);
+        // An exact gauge: others that came at once are seen with the second.
+        assert_eq!([2_000, 2_250, 2_500, 2_750].map(|at| push(&mut engine, at, says(8))), [0, 0, 0, 5]);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use super::Row;
-use super::outside::{Counts, Scrapes};
+use super::outside::{Counts, Reading, Scrapes};
 
 /// One endpoint.
 #[derive(Debug)]
@@ -53,16 +53,16 @@ impl Totals {
     pub(super) fn scraped<'a>(
         &mut self,
         id: &str,
-        requests: u64,
+        reading: Reading,
         now_ms: u64,
         counts: impl Iterator<Item = &'a Counts>,
     ) {
-        self.of(id).scrapes.push(now_ms, requests, counts);
+        self.of(id).scrapes.push(now_ms, reading, counts);
     }
 
     /// A probe runs at an engine, or has just ended, and has had so many requests at once.
-    pub(super) fn probed(&mut self, id: &str, requests: u64, now_ms: u64) {
-        self.of(id).scrapes.probed(now_ms, requests);
+    pub(super) fn probed(&mut self, id: &str, requests: u64) {
+        self.of(id).scrapes.probed(requests);
     }
 
     /// Requests and tokens of everybody but the one who has this row.

@@ -74,8 +74,17 @@ pub struct Kept {
 pub struct Subject {
     /// Where.
     pub address: SocketAddr,
-    /// Which node, model and launch arguments.
+    /// Which node, model and launch arguments; `None` while the engine is asked (again) what it is.
     pub key: Option<String>,
+}
+
+impl Subject {
+    /// What it is, as far as two looks at it tell; `None` when they contradict each other.
+    pub(super) fn agreed(&self, later: &Subject) -> Option<Subject> {
+        let contradict = self.key.as_ref().zip(later.key.as_ref()).is_some_and(|(before, now)| before != now);
+        let same = self.address == later.address && !contradict;
+        same.then(|| Subject { address: self.address, key: self.key.clone().or_else(|| later.key.clone()) })
+    }
 }
 
 /// Why a probe ran.

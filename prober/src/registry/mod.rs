@@ -390,9 +390,9 @@ impl Registry {
 
     /// Nothing of a burst is sent any more, however it ended. A gauge that trails may go on showing it: it may have begun and ended between
     /// two readings.
-    pub fn burst_ended(&mut self, id: &str, now_ms: u64) {
+    pub fn burst_ended(&mut self, id: &str) {
         if let Some(burst) = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.burst.take()) {
-            self.exchange.probed(id, burst.most.into(), now_ms);
+            self.exchange.probed(id, burst.most.into());
         }
     }
 
@@ -400,18 +400,16 @@ impl Registry {
     /// what is to be stored.
     pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord, curve: Option<Curve>) -> Option<Kept> {
         let now = self.subject(id)?;
-        self.burst_ended(id, record.at_ms);
+        self.burst_ended(id);
         let endpoint = self.endpoints.get_mut(id)?;
-        if now != *subject {
-            // It came back as something else meanwhile: what was measured is not what is there.
-            return None;
-        }
+        // It came back as something else meanwhile: what was measured is not what is there.
+        let subject = subject.agreed(&now)?;
         endpoint.registered = true;
         match &record.error {
             None => endpoint.health.tokens.proven(record.at_ms),
             Some(_) => endpoint.health.tokens.doubt(),
         }
-        let kept = match (record.throughput_tps, now.key) {
+        let kept = match (record.throughput_tps, subject.key) {
             (Some(throughput_tps), Some(key)) => {
                 // What failed does not take away the reading that it was to replace.
                 let before = endpoint.kept.as_ref().filter(|kept| kept.key == key).map(|kept| &kept.measurement);

@@ -11,6 +11,7 @@ use super::shared::done_elsewhere;
 use super::tokens::Tried;
 use crate::config;
 use crate::engine::{Brand, EngineError, Signals};
+use crate::exchange::outside::Reading;
 
 /// What followed from a check or a scrape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -128,9 +129,12 @@ impl Registry {
                     // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
                     Some(_) if endpoint.under_burst() => {
                         let own = endpoint.probe_requests((self.burst, self.sweep_max));
-                        self.exchange.probed(id, own.into(), now_ms);
+                        self.exchange.probed(id, own.into());
                     }
-                    Some(requests) => self.exchange.scraped(id, requests, now_ms),
+                    Some(requests) => {
+                        let repeats = before.at_ms.is_some() && signals.says_the_same_as(&before);
+                        self.exchange.scraped(id, Reading { requests, repeats }, now_ms);
+                    }
                     None => {}
                 }
                 resized = signals.kv_tokens.is_some() && signals.kv_tokens != endpoint.kv_tokens;
