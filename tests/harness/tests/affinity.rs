@@ -1,7 +1,5 @@
 //! A conversation stays with the endpoint that holds it, as long as that is the better place by capacity.
 
-mod common;
-
 use std::collections::BTreeMap;
 
 use anyhow::ensure;
@@ -14,8 +12,8 @@ use harness::{Envoy, EnvoyOptions, eventually, wire};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use common::fleet::{gateway, instant, keep_busy, text, turn};
-use common::{DEADLINE, Site, even, in_state, number};
+use crate::common::fleet::{gateway, instant, keep_busy, text, turn};
+use crate::common::{DEADLINE, Site, even, in_state, number};
 
 fn reason(outcome: &Outcome) -> String {
     outcome.decision()["reason"].as_str().unwrap_or_default().to_owned()
@@ -201,7 +199,7 @@ async fn c11_a_dead_holder_is_replaced_at_once() {
 // Case C11 with the prober: unhealthy, then back, restarted: what it held is forgotten, and nothing is stuck.
 #[tokio::test(flavor = "multi_thread")]
 async fn c11_an_unhealthy_or_restarted_holder_is_forgotten() {
-    let engines = [common::engine("a", even()).await, common::engine("b", even()).await];
+    let engines = [crate::common::engine("a", even()).await, crate::common::engine("b", even()).await];
     let mut site = Site::new(&[&engines[0], &engines[1]]);
     let (prober, envoy) = site.start(2).await;
     let mut conversation = Conversation::default();
@@ -210,7 +208,7 @@ async fn c11_an_unhealthy_or_restarted_holder_is_forgotten() {
     let life = prober.endpoint(engines[home].name()).await.unwrap()["epoch"].clone();
     engines[home].kill().await;
     in_state(&prober, engines[home].name(), "unhealthy").await;
-    common::applied(&prober).await;
+    crate::common::applied(&prober).await;
     let second = turn(&envoy, &mut conversation, "and then?", 8).await;
     assert_eq!(second.endpoint(), engines[other].name());
     assert_ne!(reason(&second), "holder");
@@ -227,7 +225,7 @@ async fn c11_an_unhealthy_or_restarted_holder_is_forgotten() {
     })
     .await
     .unwrap();
-    common::applied(&prober).await;
+    crate::common::applied(&prober).await;
     let mut again = Conversation::default();
     let fourth = turn(&envoy, &mut again, &text(2_000, 1), 8).await;
     assert_eq!(holders(&fourth), [engines[other].name()], "{}", fourth.decision());
@@ -321,7 +319,7 @@ async fn a_shared_system_prompt_leaves_every_endpoint_its_share() {
     profile.batch_limit = 64;
     let weights = [("a", 1.34), ("b", 0.66), ("c", 1.0), ("d", 1.0)];
     let of: Vec<_> = weights.iter().map(|(name, weight)| (*name, profile.clone(), *weight)).collect();
-    let (_engines, pool) = common::fleet::fleet(&of).await;
+    let (_engines, pool) = crate::common::fleet::fleet(&of).await;
     let envoy = gateway(vec![pool]).await;
     let (to, system) = (envoy.gateway(), text(1_000, 7));
     let mut users = JoinSet::new();

@@ -1,7 +1,5 @@
 //! Measured caps from the sweep to the engines: nobody runs more than its knee, and a newcomer changes nobody else's.
 
-mod common;
-
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -12,7 +10,7 @@ use harness::upstream::{Reply, Upstream};
 use harness::{Envoy, ProberProcess, eventually};
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, applied, number};
+use crate::common::{DEADLINE, Site, applied, number};
 
 /// Four times as fast as its profile.
 const SCALE: f64 = 4.0;

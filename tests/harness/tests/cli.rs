@@ -1,8 +1,6 @@
 //! The command line as operators and scripts use it: the program itself, a real prober, and a real Envoy that runs what
 //! `weighbridge bootstrap` has printed.
 
-mod common;
-
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use common::{DEADLINE, Site, chat, engine, even, free_address, in_state};
+use crate::common::{DEADLINE, Site, chat, engine, even, free_address, in_state};
 
 /// How a command ended.
 #[derive(Debug)]
@@ -360,7 +358,7 @@ async fn drains(operator: &Operator, prober: &ProberProcess, envoy: &Envoy) {
 }
 
 async fn explains(operator: &Operator, prober: &ProberProcess, envoy: &Envoy) {
-    common::applied(prober).await;
+    crate::common::applied(prober).await;
     let outcome = load::send(envoy.gateway(), chat()).await;
     assert!(outcome.is_ok(), "{outcome:?}");
     let record = eventually("the prober has a record", DEADLINE, async || {

@@ -1,8 +1,6 @@
 //! Decision records on their way: from a real Envoy to the prober, found there, and explained by the program that an
 //! operator would run; in the access log; and nothing of a prompt in any of it.
 
-mod common;
-
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-use common::{DEADLINE, Site, chat, engine, even};
+use crate::common::{DEADLINE, Site, chat, engine, even};
 
 /// What no record and no log may hold.
 const SECRET: &str = "the-prompt-that-nobody-may-read";

@@ -2,8 +2,6 @@
 //! links lead somewhere, commands, options, routes and packages that are shown exist, and so do the tests that answers name;
 //! the page about requests knows every path and every error, and the one for the on-call person every reason.
 
-mod pages;
-
 use std::process::Command;
 
 use harness::artifacts;
@@ -14,7 +12,7 @@ use weighbridge_routing::request::{RequestError, Shape, Style};
 use weighbridge_routing::route::{Reason, Refusal};
 use weighbridge_routing::snapshot;
 
-use pages::{anchors, blocks, pages, quoted};
+use crate::pages::{anchors, blocks, pages, quoted};
 
 #[test]
 fn every_script_that_is_shown_exists() {
@@ -82,17 +80,17 @@ fn every_relative_link_leads_somewhere() {
 
 #[test]
 fn every_command_that_is_shown_exists_with_its_options() {
-    pages::commands::check();
+    crate::pages::commands::check();
 }
 
 #[test]
 fn every_route_of_the_prober_that_is_shown_exists() {
-    pages::commands::check_routes();
+    crate::pages::commands::check_routes();
 }
 
 #[test]
 fn every_answer_to_a_question_names_a_test_that_exists() {
-    pages::faq::check();
+    crate::pages::faq::check();
 }
 
 #[test]

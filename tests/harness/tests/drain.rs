@@ -1,7 +1,5 @@
 //! Drain and removal in the real Envoy: conversations move, streams finish, and an endpoint leaves EDS when it is empty.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +12,8 @@ use harness::{Envoy, ProberProcess, artifacts, eventually};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use common::fleet::{text, turn};
-use common::{DEADLINE, Site, applied, chat, engine, even, in_state};
+use crate::common::fleet::{text, turn};
+use crate::common::{DEADLINE, Site, applied, chat, engine, even, in_state};
 
 /// A stream that never ends by itself, held open at this engine.
 async fn hold(envoy: &Envoy, engine: &EngineHandle) -> Held {

@@ -1,7 +1,5 @@
 //! The fleet as people watch it, with the real Envoy: a probe on its way, and an ejection.
 
-mod common;
-
 use std::time::Duration;
 
 use harness::engine_sim::model::Profile;
@@ -10,7 +8,7 @@ use harness::{Events, ProberProcess, load};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use common::{Site, chat, engine, number};
+use crate::common::{Site, chat, engine, number};
 
 /// 50 tokens/s each, whatever the load.
 fn slow() -> Profile {

@@ -1,7 +1,5 @@
 //! Active health: hangs behind a healthy answer, metrics that fail, all gone and back; with the real programs.
 
-mod common;
-
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
@@ -10,7 +8,7 @@ use harness::load::{self, Call, Held};
 use harness::{Envoy, ProberProcess, eventually};
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, applied, chat, engine, even, in_state};
+use crate::common::{DEADLINE, Site, applied, chat, engine, even, in_state};
 
 /// Waits until requests are answered by exactly these.
 async fn answered_by(envoy: &Envoy, names: &[&str]) {

@@ -1,8 +1,6 @@
 //! Breakers, retries and overload: Envoy's breakers stay out of admission's way, retries are budgeted and can be declined, and
 //! an Envoy that runs out of memory says so in our words and keeps what it serves.
 
-mod common;
-
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,7 +12,7 @@ use harness::{Envoy, EnvoyOptions, artifacts, eventually, wire};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use common::DEADLINE;
+use crate::common::DEADLINE;
 
 async fn recorders(count: usize, behaviour: Behaviour) -> (Vec<Recorder>, wire::Pool) {
     let mut engines = Vec::new();

@@ -1,14 +1,12 @@
 //! A few thousand malformed inputs against the running gateway; `scripts/bench malformed` sends 100,000.
 
-mod common;
-
 use harness::echo::Echo;
 use harness::load::{self, Call};
 use harness::malformed;
 use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions};
 
-use common::DEADLINE;
+use crate::common::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_malformed_brings_a_vm_down_or_an_error_that_is_not_ours() {

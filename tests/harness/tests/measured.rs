@@ -1,7 +1,5 @@
 //! The prober measures, Envoy routes by it: weights, cold restarts, idleness, health and signals, with the real programs.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use weighbridge_routing::snapshot::Snapshot;
 
-use common::{DEADLINE, Site, applied, chat, engine, even, in_state, last_probe, number};
+use crate::common::{DEADLINE, Site, applied, chat, engine, even, in_state, last_probe, number};
 
 async fn cold(name: &str, profile: Profile, time_scale: f64) -> EngineHandle {
     let config = EngineConfig { name: name.into(), model: "m".into(), profile, time_scale, ..EngineConfig::default() };

@@ -1,7 +1,5 @@
 //! Pick and count are one step: idle endpoints that are asked at the same moment from several threads get one request each.
 
-mod common;
-
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,7 +1,5 @@
 //! What operators do: pin a weight, drain an endpoint; and what thousands of pins do to Envoy's memory.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -11,7 +9,7 @@ use harness::{Envoy, ProberProcess, eventually};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, applied, chat, decided_with, engine, even, number, weight_in_decision};
+use crate::common::{DEADLINE, Site, applied, chat, decided_with, engine, even, number, weight_in_decision};
 
 async fn pin(prober: &ProberProcess, weight: f64) {
     let endpoint = prober.put("/v1/endpoints/a/pin", &json!({"weight": weight, "reason": "test"})).await.unwrap();
@@ -39,7 +37,7 @@ async fn a_pin_rules_until_it_is_cleared_restarts_included() {
     applied(&prober).await;
     let version = prober.get("/v1/envoys").await.unwrap()["version"].as_u64();
     eventually("Envoy decides by the restarted prober's snapshot", DEADLINE, async || {
-        let outcome = common::explained(&envoy).await;
+        let outcome = crate::common::explained(&envoy).await;
         let decision = outcome.header("x-weighbridge-decision");
         ensure!(weight_in_decision(decision, "a")? == 12.34, "{decision}");
         let snapshot = serde_json::from_str::<Value>(decision)?["snapshot"].as_u64();

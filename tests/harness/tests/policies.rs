@@ -1,11 +1,9 @@
 //! Policies other than the default, a shadow and a canary in the real Envoy.
 
-mod common;
-
 use std::collections::BTreeMap;
 
+use crate::common::{DEADLINE, engine, even};
 use anyhow::ensure;
-use common::{DEADLINE, engine, even};
 use harness::engine_sim::model::Profile;
 use harness::engine_sim::server::EngineHandle;
 use harness::load::{self, Call};

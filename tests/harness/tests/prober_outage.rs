@@ -1,7 +1,5 @@
 //! Without the prober, routing goes on; when it is back, nothing else needs a restart.
 
-mod common;
-
 use std::time::Instant;
 
 use anyhow::ensure;
@@ -9,7 +7,7 @@ use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions, eventually, load};
 use serde_json::json;
 
-use common::{DEADLINE, Site, applied, chat, decided_with, engine, even};
+use crate::common::{DEADLINE, Site, applied, chat, decided_with, engine, even};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_outlives_the_prober_and_starts_without_it() {

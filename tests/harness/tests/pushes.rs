@@ -1,7 +1,5 @@
 //! Configuration pushes under traffic: nothing is lost.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -10,7 +8,7 @@ use harness::engine_sim::model::Profile;
 use harness::load::{self, Call};
 use serde_json::json;
 
-use common::{DEADLINE, Site, applied, chat, decided_with, engine, in_state};
+use crate::common::{DEADLINE, Site, applied, chat, decided_with, engine, in_state};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_while_requests_stream_loses_none() {

@@ -1,7 +1,5 @@
 //! Requests that find every endpoint at its cap wait, and get the next slot in their turn.
 
-mod common;
-
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -11,9 +9,9 @@ use harness::load::{self, Call, Outcome};
 use harness::wire;
 use serde_json::Value;
 
-use common::DEADLINE;
-use common::fleet::{fleet, instant};
-use common::queue::{fill, gateway, named, order_of_arrival, queue_up, until_waiting};
+use crate::common::DEADLINE;
+use crate::common::fleet::{fleet, instant};
+use crate::common::queue::{fill, gateway, named, order_of_arrival, queue_up, until_waiting};
 
 /// Its answer is an error of this status and code, with a time after which to try again.
 fn assert_busy(outcome: &Outcome, code: &str) {
@@ -236,7 +234,7 @@ async fn what_clients_say_counts_where_it_is_allowed_and_nowhere_else() {
         assert_eq!(error["message"], format!("{name} is {value:?}: expected {expected}."));
     }
     drop(allowed);
-    let envoy = common::fleet::gateway(vec![pool]).await;
+    let envoy = crate::common::fleet::gateway(vec![pool]).await;
     let held = fill(&envoy, &engines, 1).await;
     let said = |call: Call| call.header("x-weighbridge-priority", "0").header("x-weighbridge-max-wait-ms", "none");
     let waiting = queue_up(&envoy, vec![named("first", 2), said(named("second", 2))]).await;
@@ -257,7 +255,7 @@ async fn envoys_request_timeout_ends_no_wait() {
         let manager = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/request_timeout";
         *config.pointer_mut(manager).unwrap() = "1s".into();
     };
-    let options = harness::EnvoyOptions { edit: Some(Box::new(edit)), ..common::queue::options(2, vec![pool]) };
+    let options = harness::EnvoyOptions { edit: Some(Box::new(edit)), ..crate::common::queue::options(2, vec![pool]) };
     let envoy = harness::Envoy::start(options).await.unwrap();
     let _held = fill(&envoy, &engines, 1).await;
     assert_busy(&load::send(envoy.gateway(), named("patient", 2)).await, "queue_timeout");

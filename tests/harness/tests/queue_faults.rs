@@ -1,8 +1,6 @@
 //! While 200 requests wait, everything else happens: clients leave, a VM dies, an endpoint dies, snapshots arrive. No slot is
 //! lost, and no request but those that were cut.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -13,9 +11,9 @@ use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, eventually};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use common::fleet::instant;
-use common::queue::{depth, fill, gateway, named, options, order_of_arrival, until_waiting};
-use common::{DEADLINE, Site, applied, chat, engine, in_state};
+use crate::common::fleet::instant;
+use crate::common::queue::{depth, fill, gateway, named, options, order_of_arrival, until_waiting};
+use crate::common::{DEADLINE, Site, applied, chat, engine, in_state};
 
 const WAITING: usize = 200;
 

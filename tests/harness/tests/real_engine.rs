@@ -1,15 +1,13 @@
 //! A real engine, llama.cpp with a small random model, behind the real prober and the real Envoy: what the simulated engine
 //! only imitates is read, measured and routed right.
 
-mod common;
-
 use anyhow::{Context, ensure};
 use harness::llama::{LlamaOptions, LlamaServer, MODEL};
 use harness::load::{self, Call, Conversation, Outcome};
 use harness::{Envoy, ProberProcess, artifacts, eventually};
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, number};
+use crate::common::{DEADLINE, Site, number};
 
 const SLOTS: usize = 4;
 const WINDOW: usize = 2_048;

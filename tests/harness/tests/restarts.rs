@@ -1,7 +1,5 @@
 //! The gateway itself is replaced: by hot restart, by draining and stopping, by a kill. `docs/upgrade.md` has the recipes.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +14,7 @@ use harness::{Envoy, EnvoyOptions, ProberProcess, eventually};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use common::{DEADLINE, Site, applied, chat, engine, explained, free_address};
+use crate::common::{DEADLINE, Site, applied, chat, engine, explained, free_address};
 
 const CAP: usize = 8;
 
@@ -153,7 +151,7 @@ async fn drained_and_stopped_it_has_lost_nothing() {
     let streams = tokio::spawn(load::burst_at_once(gateway, CAP, Call::chat_stream("m", "hello", 200)));
     at_the_engine(&engine, CAP).await;
     let waiting = tokio::spawn(load::burst_at_once(gateway, 2, chat()));
-    common::queue::until_waiting(&envoy, 2).await;
+    crate::common::queue::until_waiting(&envoy, 2).await;
     envoy.admin_post("/drain_listeners?graceful&skip_exit").await.unwrap();
     // Whoever asks now is served, and told to connect elsewhere.
     let told = eventually("clients are sent away", DEADLINE, async || {

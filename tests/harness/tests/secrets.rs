@@ -1,7 +1,5 @@
 //! Secrets and who is let in, with real Envoys: mTLS of xDS, TLS and keys of engines, and nothing that shows a secret.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -13,7 +11,7 @@ use harness::upstream::{Reply, Upstream};
 use harness::{Envoy, EnvoyOptions, ProberProcess, eventually};
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, applied, chat, engine, even};
+use crate::common::{DEADLINE, Site, applied, chat, engine, even};
 
 const NAME: &str = "prober.test";
 

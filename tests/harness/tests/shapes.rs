@@ -1,7 +1,5 @@
 //! Every shape of request: who gets it, how it is refused, and that it does not matter how its body travels.
 
-mod common;
-
 use std::io::Write;
 use std::time::Duration;
 
@@ -15,7 +13,7 @@ use harness::upstream::{Reply, Upstream};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use common::fleet::{gateway, text};
+use crate::common::fleet::{gateway, text};
 
 struct Site {
     envoy: Envoy,

@@ -1,7 +1,5 @@
 //! Several probers over one Redis, as processes: one bursts, all agree, and nobody minds when Redis or one of them goes.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use common::{DEADLINE, Site, applied, chat, decided_with, engine, even, last_probe, number};
+use crate::common::{DEADLINE, Site, applied, chat, decided_with, engine, even, last_probe, number};
 
 /// Requests of one burst, sent twice.
 const BURST: u64 = 2 * 4;
@@ -140,9 +138,9 @@ async fn one_of_two_bursts_and_the_other_takes_over() {
     }
     assert_eq!(generated(&z), BURST);
     a.put("/v1/endpoints/y/drain", &json!({"reason": "maintenance"})).await.unwrap();
-    common::in_state(&b, "y", "draining").await;
+    crate::common::in_state(&b, "y", "draining").await;
     b.delete("/v1/endpoints/y/drain").await.unwrap();
-    common::in_state(&a, "y", "ready").await;
+    crate::common::in_state(&a, "y", "ready").await;
     let before = agree(&a, &b).await;
 
     // The one that bursts is killed.

@@ -1,8 +1,6 @@
 //! Load that one Envoy cannot see by itself: other Envoys', and traffic past all of them. Moving averages that outlive
 //! everybody. With real Envoys, the prober and simulated engines.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +13,7 @@ use harness::snapshot::{endpoint, pool, snapshot};
 use harness::{Envoy, EnvoyOptions, ProberProcess, eventually};
 use serde_json::{Value, json};
 
-use common::{DEADLINE, Site, applied, chat, engine, even, explained, number};
+use crate::common::{DEADLINE, Site, applied, chat, engine, even, explained, number};
 
 /// 20 tokens/s per request, however many there are.
 fn slow() -> Profile {
@@ -343,7 +341,7 @@ fn with_cluster(options: EnvoyOptions, change: Option<fn(&mut Value)>) -> EnvoyO
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_envoy_that_cannot_reach_the_prober_serves_as_ever() {
-    let (engines, fleet) = common::fleet::instant(&[("a", 1.0), ("b", 1.0)]).await;
+    let (engines, fleet) = crate::common::fleet::instant(&[("a", 1.0), ("b", 1.0)]).await;
     let empty: fn(&mut Value) = |cluster| cluster["load_assignment"]["endpoints"] = json!([]);
     for (change, result) in [(None, "no_cluster"), (Some(empty), "n")] {
         let options = EnvoyOptions::fixed(snapshot(vec![fleet.clone()]));

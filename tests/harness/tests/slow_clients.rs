@@ -1,8 +1,6 @@
 //! Clients that dribble, stall, or do not read: they lose their connection, not the others their service, and slots come back.
 //! The shipped timeouts are shortened here, by name; what is not in the file cannot be shortened.
 
-mod common;
-
 use anyhow::ensure;
 use harness::load::{self, Call};
 use harness::raw::{self, Behaviour, Recorder};
@@ -12,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use common::DEADLINE;
+use crate::common::DEADLINE;
 
 /// A gateway of these pools, with other timeouts of its listener. Each must be in the file already.
 async fn gateway(pools: Vec<wire::Pool>, timeouts: Vec<(&'static str, Value)>) -> Envoy {

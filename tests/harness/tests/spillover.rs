@@ -1,14 +1,12 @@
 //! What one pool would refuse, another takes.
 
-mod common;
-
 use harness::load::{self, Call};
 use harness::snapshot::{endpoint, pool};
 use harness::upstream::{Reply, Upstream};
 use harness::wire;
 
-use common::fleet::instant;
-use common::queue::{fill, gateway};
+use crate::common::fleet::instant;
+use crate::common::queue::{fill, gateway};
 
 const ANSWER: &str = r#"{"choices":[{"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}"#;
 
@@ -40,10 +38,10 @@ async fn a_full_pool_spills_and_the_body_names_the_other_model() {
     assert!(seen.iter().all(|seen| seen.json()["messages"][0]["content"] == "hello"));
     // With room again, its own endpoints serve.
     drop(held);
-    envoy.idle(common::DEADLINE).await.unwrap();
+    envoy.idle(crate::common::DEADLINE).await.unwrap();
     assert_eq!(load::send(envoy.gateway(), Call::chat("m", "hello", 2)).await.endpoint(), "only");
     let spilled = "wasmcustom.weighbridge_requests.pool.other.endpoint.spare.reason.spill";
-    harness::eventually("spills are counted", common::DEADLINE, async || {
+    harness::eventually("spills are counted", crate::common::DEADLINE, async || {
         let count = envoy.stats().await?.get(spilled);
         anyhow::ensure!(count == 3, "{count}");
         Ok(())
@@ -60,7 +58,7 @@ async fn a_pool_spills_only_what_its_queue_does_not_take() {
     let (_upstream, other) = other().await;
     let envoy = gateway(2, vec![full, other]).await;
     let held = fill(&envoy, &engines, 1).await;
-    let waiting = common::queue::queue_up(&envoy, vec![Call::chat("m", "first", 2)]).await;
+    let waiting = crate::common::queue::queue_up(&envoy, vec![Call::chat("m", "first", 2)]).await;
     assert_eq!(load::send(envoy.gateway(), Call::chat("m", "second", 2)).await.endpoint(), "spare");
     drop(held);
     for request in waiting {

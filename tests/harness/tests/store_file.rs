@@ -1,7 +1,5 @@
 //! The embedded store of a running prober: a disk that is full, and then is not.
 
-mod common;
-
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -9,7 +7,7 @@ use harness::{ProberProcess, eventually};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use common::DEADLINE;
+use crate::common::DEADLINE;
 
 /// The longest text that a registration may have, or nearly: a new file has room for some hundred of them.
 const TEXT_BYTES: usize = 4_000;

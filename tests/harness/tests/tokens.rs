@@ -1,7 +1,5 @@
 //! Tokens: what the gateway learns from answers, whatever form they have, and that it changes no byte of them.
 
-mod common;
-
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -11,8 +9,8 @@ use harness::upstream::{Reply, Upstream};
 use harness::{Envoy, eventually};
 use serde_json::{Value, json};
 
-use common::DEADLINE;
-use common::fleet::{gateway, text};
+use crate::common::DEADLINE;
+use crate::common::fleet::{gateway, text};
 
 /// Bytes of every prompt's text.
 const PROMPT_BYTES: u64 = 8_000;
@@ -203,7 +201,7 @@ async fn an_error_inside_a_stream_is_noticed() {
 // A response's id leads its next turn to the endpoint that remembers it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_previous_response_is_found_where_it_was_made() {
-    let (_engines, pool) = common::fleet::instant(&[("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 1.0)]).await;
+    let (_engines, pool) = crate::common::fleet::instant(&[("a", 1.0), ("b", 1.0), ("c", 1.0), ("d", 1.0)]).await;
     let envoy = gateway(vec![pool]).await;
     let mut used = std::collections::BTreeSet::new();
     for seed in 0..12 {

@@ -1,8 +1,6 @@
 //! A new module takes the place of the old one while requests stream and wait; one that cannot be loaded takes nobody's place.
 //! `docs/upgrade.md` says the same to operators.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +13,7 @@ use harness::load::{self, Call};
 use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, eventually};
 use serde_json::json;
 
-use common::{DEADLINE, Site, applied, chat, engine};
+use crate::common::{DEADLINE, Site, applied, chat, engine};
 
 const CAP: usize = 8;
 const WAITING: usize = 40;
@@ -69,7 +67,7 @@ async fn under_load(envoy: &Envoy, engine: &EngineHandle, change: impl AsyncFnOn
     .await
     .unwrap();
     let waiting = tokio::spawn(load::burst_at_once(target, WAITING, Call::chat("m", "hello", 4)));
-    common::queue::until_waiting(envoy, WAITING as u64).await;
+    crate::common::queue::until_waiting(envoy, WAITING as u64).await;
     let over = Arc::new(AtomicBool::new(false));
     let stop = over.clone();
     let newcomers = tokio::spawn(async move {
@@ -91,7 +89,7 @@ async fn under_load(envoy: &Envoy, engine: &EngineHandle, change: impl AsyncFnOn
     let lost: Vec<_> = newcomers.iter().filter(|outcome| !outcome.is_ok()).collect();
     assert!(!newcomers.is_empty() && lost.is_empty(), "{lost:?}");
     envoy.idle(DEADLINE).await.unwrap();
-    common::queue::until_waiting(envoy, 0).await;
+    crate::common::queue::until_waiting(envoy, 0).await;
     assert!(engine.state().in_flight_max <= CAP, "{} at once", engine.state().in_flight_max);
     assert_eq!((engine.state().in_flight, engine.state().cancelled_total), (0, 0));
     assert_eq!(envoy.stats().await.unwrap().get("wasm.weighbridge.vm_reload"), 0);

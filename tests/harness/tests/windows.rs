@@ -1,7 +1,5 @@
 //! Context windows of different sizes in one pool.
 
-mod common;
-
 use anyhow::ensure;
 use harness::engine_sim::server::{EngineConfig, EngineHandle, Fault, FaultKind};
 use harness::load::{self, Call};
@@ -9,8 +7,8 @@ use harness::snapshot::{endpoint, pool};
 use harness::{Envoy, eventually};
 use serde_json::json;
 
-use common::DEADLINE;
-use common::fleet::{gateway, text};
+use crate::common::DEADLINE;
+use crate::common::fleet::{gateway, text};
 
 /// `small` has a window of 4,096 tokens, `big` one of 32,768.
 async fn site(big_weight: f64, cap: Option<u32>) -> (Vec<EngineHandle>, Envoy) {

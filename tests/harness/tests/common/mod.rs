@@ -1,5 +1,4 @@
 //! A prober, a real Envoy and simulated engines that know each other.
-#![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod fleet;
 pub(crate) mod queue;
