@@ -7,8 +7,7 @@ import { now } from "./state.js";
 /** Versions are the ms of their making, which is what people can compare. */
 function standing(envoy, version) {
   if (!envoy.connected) return ["none", "not connected"];
-  const refused = Object.values(envoy.types).some((type) => type.rejected_version);
-  if (refused) return ["bad", "refuses the version in force"];
+  if (envoy.refuses) return ["bad", "refuses the version in force"];
   if (envoy.applied_version === null) return ["warn", "has applied none"];
   if (envoy.applied_version < version) return ["warn", `${span(version - envoy.applied_version)} behind`];
   return ["good", "in force"];

@@ -14,6 +14,8 @@ pub enum Code {
     FileUnusable,
     /// An address that the configuration names was not taken over.
     AddressNotTaken,
+    /// An Envoy refuses what it is sent.
+    EnvoyRefuses,
     /// The health checks fail, or no token comes.
     Unhealthy,
     /// The last probe gave no result.
@@ -30,11 +32,12 @@ pub enum Code {
 
 impl Code {
     /// All of them.
-    pub const ALL: [Code; 10] = [
+    pub const ALL: [Code; 11] = [
         Code::StoreDown,
         Code::StoreMended,
         Code::FileUnusable,
         Code::AddressNotTaken,
+        Code::EnvoyRefuses,
         Code::Unhealthy,
         Code::ProbeFailed,
         Code::SweepFailed,
@@ -51,6 +54,7 @@ impl Code {
             Code::StoreMended => "store_mended",
             Code::FileUnusable => "file_unusable",
             Code::AddressNotTaken => "address_not_taken",
+            Code::EnvoyRefuses => "envoy_refuses",
             Code::Unhealthy => "unhealthy",
             Code::ProbeFailed => "probe_failed",
             Code::SweepFailed => "sweep_failed",

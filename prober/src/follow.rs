@@ -79,8 +79,7 @@ async fn take_in(service: &Service, news: &BTreeSet<Key>) {
     }
     for id in of(Table::Demands) {
         if service.store.get::<Asked>(Table::Demands, id).is_none() {
-            let last = service.read(|registry| registry.get(id).ok()?.history.back().cloned());
-            last.inspect(|record| service.done_elsewhere(id, record));
+            service.done_elsewhere(id);
         } else {
             service.wake.notify_waiters();
         }

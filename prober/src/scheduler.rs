@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::caps::Curve;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
-use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Step, Subject};
+use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Probed, Step, Subject};
 use crate::service::{Asked, Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -114,10 +114,12 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
             }
         }
     });
-    if let Some(job) = at_once.into_iter().next() {
+    // Another pool's burst at one engine holds up that endpoint, and not the others.
+    let free = |job: &Job| !service.is_busy(job.subject.address);
+    if let Some(job) = at_once.into_iter().find(free) {
         return Some(job);
     }
-    for job in when_idle {
+    for job in when_idle.into_iter().filter(free) {
         if idle(service, job.subject.address).await {
             return Some(job);
         }
@@ -154,13 +156,45 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
         return;
     }
     let (record, curve) = record(*kind, result);
-    match (&record.throughput_tps, &record.error) {
-        (Some(tps), _) => {
-            let ProbeRecord { warmup_tps, prefill_tps, prefill_error, sweep_error, .. } = &record;
-            let steps = curve.as_ref().map(|curve| curve.steps().len());
+    let steps = curve.as_ref().map(|curve| curve.steps().len());
+    // Taken before the result can be seen: whoever asks after having seen it wants another burst.
+    let demands = service.take_demands(|demand| demand.id == *id);
+    let order = service.order.lock().await;
+    let (probed, old) =
+        service.change(|registry| (registry.probed(id, subject, record, curve), service.prune(registry)));
+    let mut changes = Vec::new();
+    if let Some(Probed { record, kept, history }) = &probed {
+        tell(id, record, steps);
+        changes.push(Change::put(Table::History, id, history));
+        if let Some(kept) = kept {
+            changes.push(Change::put(Table::Last, id, kept));
+            changes.push(Change::put(Table::Results, &kept.key, &kept.measurement));
+        }
+    }
+    // The demand goes after its result: whoever sees that it is gone, at another prober, finds the result.
+    changes.push(Ok(Change::remove(Table::Demands, id)));
+    changes.extend(old.into_iter().map(Ok));
+    if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
+        // Not stored yet is an alarm already; the result is in force.
+        service.remember(changes.into_iter().map(|change| change.fenced(*fence)).collect()).await;
+    }
+    drop(order);
+    // Of an endpoint that is gone they hear that by the end of their channel.
+    let Some(Probed { record, .. }) = probed else { return };
+    for demand in demands {
+        // Whoever asked may have left.
+        let _ = demand.done.send(record.clone());
+    }
+}
+
+/// Logs what came of a probe, with so many `steps` of a curve.
+fn tell(endpoint: &str, record: &ProbeRecord, steps: Option<usize>) {
+    let ProbeRecord { throughput_tps, warmup_tps, prefill_tps, prefill_error, sweep_error, error, .. } = record;
+    match error {
+        None => {
             tracing::info!(
-                endpoint = id,
-                throughput_tps = tps,
+                endpoint,
+                throughput_tps,
                 warmup_tps,
                 prefill_tps,
                 prefill_error,
@@ -169,35 +203,7 @@ async fn execute(service: &Service, pool: &str, job: &Job) {
                 "measured"
             );
         }
-        (None, error) => tracing::warn!(endpoint = id, error, "the probe failed; the last weight stays"),
-    }
-    // Taken before the result can be seen: whoever asks after having seen it wants another burst.
-    let demands = service.take_demands(|demand| demand.id == *id);
-    let order = service.order.lock().await;
-    let (kept, history, old) = service.change(|registry| {
-        (registry.probed(id, subject, record.clone(), curve), registry.history(id), service.prune(registry))
-    });
-    if record.throughput_tps.is_some() && kept.is_none() {
-        tracing::warn!(
-            endpoint = id,
-            "the result does not count: it is not what was measured any more, or has not said what it is"
-        );
-    }
-    let mut changes = vec![Ok(Change::remove(Table::Demands, id))];
-    changes.extend(old.into_iter().map(Ok));
-    changes.extend(history.map(|history| Change::put(Table::History, id, &history)));
-    if let Some(kept) = kept {
-        changes.push(Change::put(Table::Last, id, &kept));
-        changes.push(Change::put(Table::Results, &kept.key, &kept.measurement));
-    }
-    if let Ok(changes) = changes.into_iter().collect::<Result<Vec<_>, _>>() {
-        // Not stored yet is an alarm already; the result is in force.
-        service.remember(changes.into_iter().map(|change| change.fenced(*fence)).collect()).await;
-    }
-    drop(order);
-    for demand in demands {
-        // Whoever asked may have left.
-        let _ = demand.done.send(record.clone());
+        Some(error) => tracing::warn!(endpoint, error, "the probe failed; the last weight stays"),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
-use weighbridge_xds::XdsServer;
+use weighbridge_xds::{EnvoyStatus, XdsServer};
 
 use crate::alarms::{self, Alarm, Code};
 use crate::config::{Config, Endpoint};
@@ -19,7 +19,7 @@ use crate::engine::access::{Access, May};
 use crate::envoy_admin::Admins;
 use crate::live::Live;
 use crate::peers::Peers;
-use crate::registry::{Memory, Origin, ProbeRecord, Registered, Registry, RegistryError};
+use crate::registry::{Memory, Origin, ProbeKind, ProbeRecord, Registered, Registry, RegistryError};
 use crate::reload::Reloads;
 use crate::store::{Change, Store, Stored, Table};
 use crate::tls::Terminator;
@@ -31,6 +31,8 @@ pub struct Demand {
     pub id: String,
     /// Without waiting until it is idle.
     pub force: bool,
+    /// When the last probe before it ended (Unix ms): what is newer is its result.
+    pub before: Option<u64>,
     /// Told when it is done.
     pub done: oneshot::Sender<ProbeRecord>,
 }
@@ -229,6 +231,7 @@ impl Service {
         self.read(|registry| {
             let refused = registry.alarms.iter().cloned();
             alarms.extend(refused.map(|why| Alarm::of_prober(Code::AddressNotTaken, why)));
+            alarms.extend(self.xds.envoys().iter().filter_map(alarm_of));
             alarms.extend(registry.endpoint_alarms());
         });
         let since = since.note(&alarms, now_ms());
@@ -241,11 +244,18 @@ impl Service {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Tells those who asked here for a probe of an endpoint that another prober has done it.
-    pub fn done_elsewhere(&self, id: &str, record: &ProbeRecord) {
+    /// Tells those who asked here for a probe of an endpoint that another prober has done it, and what came of it.
+    pub fn done_elsewhere(&self, id: &str) {
+        let last = self.read(|registry| registry.get(id).ok()?.history.back().cloned());
         for demand in self.take_demands(|demand| demand.id == id) {
+            let result = last.clone().filter(|record| Some(record.at_ms) != demand.before);
+            let record = result.unwrap_or_else(|| {
+                let mut unknown = ProbeRecord::empty(ProbeKind::Demand, now_ms());
+                unknown.spoil("the prober that measures has not said what came of it");
+                unknown
+            });
             // Whoever asked may have left.
-            let _ = demand.done.send(record.clone());
+            let _ = demand.done.send(record);
         }
     }
 
@@ -255,7 +265,9 @@ impl Service {
         if demands.len() >= MAX_DEMANDS {
             return false;
         }
-        let asked = Asked { force: demand.force, at_ms: now_ms() };
+        // Whoever asked for it at once still does.
+        let forced = self.store.get::<Asked>(Table::Demands, &demand.id).is_some_and(|asked| asked.force);
+        let asked = Asked { force: demand.force || forced, at_ms: now_ms() };
         if let Ok(change) = Change::put(Table::Demands, &demand.id, &asked) {
             // Of several probers one bursts, and that may be another.
             self.store.put(vec![change]);
@@ -283,6 +295,12 @@ impl Service {
         Some(Exclusive { service: self, engine })
     }
 
+    /// Whether somebody has reserved an engine.
+    #[must_use]
+    pub fn is_busy(&self, engine: SocketAddr) -> bool {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).contains(&engine)
+    }
+
     /// Takes the demands that `which` picks.
     pub fn take_demands(&self, mut which: impl FnMut(&Demand) -> bool) -> Vec<Demand> {
         self.demands.lock().unwrap_or_else(PoisonError::into_inner).extract_if(.., |demand| which(demand)).collect()
@@ -297,6 +315,12 @@ impl Service {
         // Nothing under the lock can leave the registry half changed in a way that matters more than going on.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What an Envoy refuses; `None`: nothing.
+fn alarm_of(envoy: &EnvoyStatus) -> Option<Alarm> {
+    let why = envoy.refuses.as_ref()?;
+    Some(Alarm::of_prober(Code::EnvoyRefuses, format!("Envoy {} refuses what it is sent: {why}", envoy.node_id)))
 }
 
 /// Unix time in ms.

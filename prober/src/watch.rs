@@ -199,7 +199,13 @@ async fn identify(service: &Service, id: &str, address: SocketAddr) {
     }
     let identity = Identity { fingerprint: format!("{told}{cache_config}"), window, kv_tokens };
     let keep_ms = service.config.probe.keep.as_millis() as u64;
-    if service.change(|registry| registry.identified(id, identity, keep_ms, now_ms())) {
+    // A result that comes while one is voided is stored after that.
+    let _order = service.order.lock().await;
+    let told = service.change(|registry| registry.identified(id, identity, keep_ms, now_ms()));
+    if told.restarted {
         remember_epoch(service, id).await;
+    }
+    if let Some(key) = told.void {
+        service.remember(vec![Change::remove(Table::Results, &key), Change::remove(Table::Last, id)]).await;
     }
 }

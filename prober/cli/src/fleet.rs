@@ -177,6 +177,8 @@ pub struct Envoy {
     pub connected: bool,
     /// The snapshot that its filter has.
     pub applied_version: Option<u64>,
+    /// It refuses what it was sent last: why.
+    pub refuses: Option<String>,
 }
 
 /// Something that is wrong.

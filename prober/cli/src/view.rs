@@ -144,6 +144,8 @@ fn envoys(fleet: &Fleet) -> Table {
     for envoy in &fleet.envoys {
         let (state, style) = match (envoy.connected, envoy.applied_version) {
             (false, _) => ("away", BAD),
+            // Why is among the alarms.
+            _ if envoy.refuses.is_some() => ("REFUSES the snapshot", BAD),
             (true, Some(version)) if version == fleet.version => ("has the snapshot", GOOD),
             (true, Some(_)) => ("behind", WARN),
             (true, None) => ("has none yet", WARN),
@@ -168,7 +170,8 @@ mod tests {
                 {"id": "fast", "pool": "p", "state": "ready", "weight": 1.34, "weight_source": "pinned", "throughput_tps": 980.2,
                  "max_in_flight": 32, "pin": {"reason": "r"}, "burst": {"phase": "kept", "done": 3, "of": 16}},
             ],
-            "envoys": [{"node_id": "gateway-1", "connected": true, "applied_version": 7}, {"node_id": "old", "connected": false}],
+            "envoys": [{"node_id": "gateway-1", "connected": true, "applied_version": 7}, {"node_id": "old", "connected": false},
+                {"node_id": "edge", "connected": true, "refuses": "Invalid path: x.wasm"}],
             "alarms": [{"code": "store_down", "subject": {"kind": "prober"}, "message": "no\u{1b}[2Jstore\nat all"}],
         }))
         .unwrap()
@@ -179,7 +182,7 @@ mod tests {
         let styled = everything(&fleet(), usize::MAX).join("\n");
         assert!(!styled.contains("\u{1b}[2J"));
         let text = anstream::adapter::strip_str(&styled).to_string();
-        assert!(text.starts_with("ready, measures, 1 of 1 Envoys have snapshot 7, 1 alarm"), "{text}");
+        assert!(text.starts_with("ready, measures, 1 of 2 Envoys have snapshot 7, 1 alarm"), "{text}");
         let row =
             |id: &str| text.lines().position(|line| line.starts_with(id)).unwrap_or_else(|| panic!("{id}: {text}"));
         assert!(row("fast ") < row("slow "));
@@ -189,7 +192,7 @@ mod tests {
             "{text}"
         );
         assert!(lines[row("slow ")].contains("3/16") && lines[row("slow ")].contains("50.0 %"), "{text}");
-        assert!(lines[row("old ")].contains("away"), "{text}");
+        assert!(lines[row("old ")].contains("away") && lines[row("edge ")].contains("REFUSES"), "{text}");
         assert!(text.contains("store_down (prober): no\u{fffd}[2Jstore at all"), "{text}");
     }
 

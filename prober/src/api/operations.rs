@@ -51,13 +51,16 @@ pub(super) async fn probe(
 ) -> Result<Response, ApiError> {
     let Query(query) =
         query.map_err(|rejection| ApiError::new(StatusCode::BAD_REQUEST, "invalid_query", rejection.body_text()))?;
-    let healthy = service.read(|registry| registry.get(&id).map(|endpoint| endpoint.health.healthy()))?;
+    let (healthy, before) = service.read(|registry| {
+        let endpoint = registry.get(&id)?;
+        Ok::<_, RegistryError>((endpoint.health.healthy(), endpoint.history.back().map(|record| record.at_ms)))
+    })?;
     if !healthy && !query.force {
         let message = format!("{id} is unhealthy: it is probed when it is back, or now with force=true");
         return Err(ApiError::new(StatusCode::CONFLICT, "unhealthy", message));
     }
     let (done, result) = oneshot::channel();
-    if !service.demand(Demand { id: id.clone(), force: query.force, done }) {
+    if !service.demand(Demand { id: id.clone(), force: query.force, before, done }) {
         return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many", "1000 probes wait already"));
     }
     if !query.wait {

@@ -58,14 +58,22 @@ impl Signals {
         self.running.map(|running| running.saturating_add(self.waiting.unwrap_or(0)))
     }
 
-    /// Every figure that moves while an engine works is the same. Two readings of a gauge that stands still are; two of an engine that works
-    /// differ at least in its tokens or in how full its KV cache is.
+    /// Whether what it says of its requests may be as old as the reading `before` this one: nothing of what the engine sets together with
+    /// it has changed.
+    ///
+    /// - SGLang sets its gauges together, with every 40th step; its counters move with each request that ends, and say nothing of them.
+    /// - vLLM sets gauges and counters with each step: while it works, the tokens differ at least.
+    /// - llama.cpp counts its requests when it is asked. Its tokens are counted when a request ends, and nothing else need move.
     #[must_use]
-    pub fn says_the_same_as(&self, before: &Self) -> bool {
-        let moving = |of: &Self| {
-            (of.running, of.waiting, of.kv_usage, of.generated_tokens, of.prefix_queries, of.prefix_hits, of.started_s)
-        };
-        moving(self) == moving(before)
+    pub fn may_be_as_old_as(&self, before: &Self) -> bool {
+        let gauges = |of: &Self| (of.running, of.waiting, of.kv_usage, of.prefix_hit_rate, of.started_s);
+        let counters = |of: &Self| (of.generated_tokens, of.prefix_queries, of.prefix_hits);
+        let same = gauges(self) == gauges(before);
+        match self.brand {
+            Some(Brand::Llamacpp) => false,
+            Some(Brand::Sglang) => same,
+            Some(Brand::Vllm) | None => same && counters(self) == counters(before),
+        }
     }
 
     /// The figures as long as they are not older than `for_ms`.
@@ -161,6 +169,23 @@ fn number_of(label: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gauge_may_be_old_by_what_the_engine_sets_with_it() {
+        let again = |before: &str, after: &str| parse(after).may_be_as_old_as(&parse(before));
+        // A request has ended, which its tokens tell and its gauges do not yet.
+        let sglang = |running: u32, tokens: u32, usage: f64| {
+            format!(
+                "sglang:num_running_reqs {running}\nsglang:generation_tokens_total {tokens}\nsglang:token_usage {usage}\n"
+            )
+        };
+        assert!(again(&sglang(16, 100, 0.5), &sglang(16, 200, 0.5)));
+        assert!(!again(&sglang(16, 100, 0.5), &sglang(16, 100, 0.4)));
+        let vllm = |tokens: u32| format!("vllm:num_requests_running 16\nvllm:generation_tokens_total {tokens}\n");
+        assert!(again(&vllm(100), &vllm(100)) && !again(&vllm(100), &vllm(101)));
+        let llama = "llamacpp:requests_processing 4\nllamacpp:tokens_predicted_total 9\n";
+        assert!(!again(llama, llama), "counted when it is asked");
+    }
 
     #[test]
     fn the_three_brands_are_read() {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! ours(scrape)    = sum over Envoys of the most they reported within REACH of the scrape
-//! known(scrape)   = max of ours over the scrapes since which the engine has said the same, and of the requests of a probe that it followed
+//! known(scrape)   = max of ours over the scrapes that the gauge may be as old as;
+//!                   of the first after a probe, and while the gauge may be as old as that: ours + the probe's requests
 //! residue(scrape) = max(0, running + waiting - known(scrape))
 //! outside         = min over the last 3 scrapes of residue(scrape);  0 with fewer, or when the last is stale
 //! ```
@@ -19,12 +20,12 @@
 //! what would keep an endpoint from getting the traffic that it can take.
 //!
 //! **A gauge that stands still.** SGLang sets its gauges with every 40th step of decoding, and when nothing comes only every 30 s: what it
-//! says may be as old as the first scrape that said it. So a scrape that says the same as the one before in *every* figure counts
-//! against the most that was ours since then. An engine that works says something else soon, if only how full its KV cache is, and
-//! one whose gauges are exact says something else with every change of its own.
+//! says may be as old as the first scrape that said it. So while the gauge has not been set anew since the scrape before, which
+//! [`Signals::may_be_as_old_as`](crate::engine::Signals::may_be_as_old_as) tells, a scrape counts against the most that was ours since then.
+//! An engine that works sets it soon.
 //!
 //! **A probe's requests** are nobody else's. While one runs no scrape counts. The first one after it may be of its last moment, so as many
-//! requests as the probe had at once are known in it, and for as long as the engine says the same.
+//! requests as the probe had at once are known in it, beside ours, and for as long as the gauge may be as old.
 
 use std::collections::VecDeque;
 
@@ -67,7 +68,7 @@ impl Counts {
 pub struct Reading {
     /// Requests that it runs and queues.
     pub requests: u64,
-    /// Every figure is as it was the last time, so that it may be as old.
+    /// They may be as old as the reading before.
     pub repeats: bool,
 }
 

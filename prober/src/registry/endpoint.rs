@@ -140,6 +140,18 @@ impl ProbeRecord {
             error: None,
         }
     }
+
+    /// What was found does not count, and why; a failure keeps its own reason.
+    pub(crate) fn spoil(&mut self, why: &str) {
+        if self.error.is_none() {
+            *self = ProbeRecord { error: Some(why.to_owned()), ..Self::empty(self.kind, self.at_ms) };
+        }
+    }
+}
+
+/// The alarm of an endpoint whose last probe failed.
+pub(super) fn failed(why: &str) -> String {
+    format!("the last probe failed: {why}")
 }
 
 /// The probes of an endpoint, as the store keeps them.
@@ -149,6 +161,17 @@ pub struct History {
     pub key: Option<String>,
     /// Newest last.
     pub records: VecDeque<ProbeRecord>,
+}
+
+/// What became of a probe.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probed {
+    /// As it stands in the history.
+    pub record: ProbeRecord,
+    /// What is in force and to be stored; `None`: it failed.
+    pub kept: Option<Kept>,
+    /// The probes of the endpoint, to be stored.
+    pub history: History,
 }
 
 /// How a probe ended.

@@ -36,6 +36,11 @@ impl Epoch {
         self.started_s = started_s;
     }
 
+    /// Whether the engine itself has told of another start than it did `before`.
+    pub(super) fn started_since(self, before: Self) -> bool {
+        before.started_s.is_some() && self.started_s.is_some() && self.started_s != before.started_s
+    }
+
     /// It was gone, and is back. One that tells when it started says by that whether it was really gone.
     pub(super) fn came_back(&mut self, now_ms: u64) {
         if self.started_s.is_none() {

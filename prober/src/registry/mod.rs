@@ -51,7 +51,9 @@ use shared::Heard;
 
 pub use burst::{Burst, Phase, Step, Work};
 pub use drain::{Drain, Emptying, Left, Progress, Removal};
-pub use endpoint::{Endpoint, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Subject};
+pub use endpoint::{
+    Endpoint, History, Kept, Measurement, Origin, Outcome, Pin, ProbeKind, ProbeRecord, Probed, Subject,
+};
 pub use epoch::Epoch;
 pub use gpus::Gpus;
 pub use health::{CheckFailure, Health};
@@ -61,7 +63,7 @@ pub use shared::{Mark, News};
 pub use tokens::{Tokens, Tried};
 pub use verdicts::{Verdict, WeightSource};
 pub use versions::Issued;
-pub use watched::{Identity, Seen};
+pub use watched::{Identified, Identity, Seen};
 
 /// The most endpoints that the file does not name.
 pub const MAX_REGISTRATIONS: usize = 4096;
@@ -396,20 +398,31 @@ impl Registry {
         }
     }
 
-    /// A probe has ended, perhaps with a curve. A result always replaces the kept one; a failure keeps it and raises an alarm. Returns
-    /// what is to be stored.
-    pub fn probed(&mut self, id: &str, subject: &Subject, record: ProbeRecord, curve: Option<Curve>) -> Option<Kept> {
+    /// A probe has ended, perhaps with a curve. A result always replaces the kept one; a failure keeps it and raises an alarm. What was
+    /// measured of something that is not there any more counts as a failure, and changes nothing else. `None`: the endpoint is gone.
+    pub fn probed(
+        &mut self,
+        id: &str,
+        subject: &Subject,
+        mut record: ProbeRecord,
+        curve: Option<Curve>,
+    ) -> Option<Probed> {
         let now = self.subject(id)?;
         self.burst_ended(id);
         let endpoint = self.endpoints.get_mut(id)?;
-        // It came back as something else meanwhile: what was measured is not what is there.
-        let subject = subject.agreed(&now)?;
+        let Some(subject) = subject.agreed(&now) else {
+            record.spoil("the engine runs something else now than was measured");
+            return Some(self.ended(id, subject.key.clone(), record, None));
+        };
         endpoint.registered = true;
+        if subject.key.is_none() {
+            record.spoil("the engine did not say what it runs");
+        }
         match &record.error {
             None => endpoint.health.tokens.proven(record.at_ms),
             Some(_) => endpoint.health.tokens.doubt(),
         }
-        let kept = match (record.throughput_tps, subject.key) {
+        let kept = match (record.throughput_tps, subject.key.clone()) {
             (Some(throughput_tps), Some(key)) => {
                 // What failed does not take away the reading that it was to replace.
                 let before = endpoint.kept.as_ref().filter(|kept| kept.key == key).map(|kept| &kept.measurement);
@@ -430,18 +443,26 @@ impl Registry {
                 Some(kept)
             }
             _ => {
-                let why = record.error.as_deref().unwrap_or("the engine did not say what it runs");
-                endpoint.alarm = Some(format!("the last probe failed: {why}"));
+                endpoint.alarm = record.error.as_deref().map(endpoint::failed);
                 endpoint.back_off(record.at_ms);
                 None
             }
         };
-        let pool = endpoint.pool.clone();
-        let outcome = if kept.is_some() { Outcome::Measured } else { Outcome::Failed };
-        let kind = record.kind;
-        endpoint.push(record);
-        self.count(pool, kind, outcome);
-        kept
+        Some(self.ended(id, subject.key, record, kept))
+    }
+
+    /// Counts a probe of what `key` stands for, and writes it down.
+    fn ended(&mut self, id: &str, key: Option<String>, record: ProbeRecord, kept: Option<Kept>) -> Probed {
+        let mut history = History { key, records: std::iter::once(record.clone()).collect() };
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            let outcome = if kept.is_some() { Outcome::Measured } else { Outcome::Failed };
+            let (pool, kind) = (endpoint.pool.clone(), record.kind);
+            endpoint.push(record.clone());
+            history.records.clone_from(&endpoint.history);
+            self.count(pool, kind, outcome);
+        }
+        self.memory.history.insert(id.to_owned(), history.clone());
+        Probed { record, kept, history }
     }
 
     /// Forgets results that nobody has needed for 30 days, and that spare no probe any more, and returns their keys: every new set of launch

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::burst::Burst;
 use super::drain::Drain;
-use super::endpoint::{History, Kept, Measurement, Pin, ProbeKind};
+use super::endpoint::{History, Kept, Measurement, Pin, ProbeKind, failed};
 use super::epoch::Epoch;
 use super::versions::Issued;
 use super::{Endpoint, Registry};
@@ -96,15 +96,18 @@ impl Registry {
             }
             News::Epoch(epoch) => {
                 if let (Some(endpoint), Some(epoch)) = (endpoint, epoch) {
+                    if epoch.started_since(endpoint.epoch) {
+                        // Whoever reads it first: it is a restart for both.
+                        endpoint.live(|known| *known = epoch, now_ms);
+                    }
                     endpoint.epoch = epoch;
                 }
                 put(&mut self.memory.epochs, key, epoch);
             }
-            News::Averages(kept) => {
-                if let Some(kept) = kept {
-                    self.exchange.hear(key, kept);
-                }
-            }
+            News::Averages(Some(kept)) => self.exchange.hear(key, kept),
+            // Of an endpoint that is there, the other's averages were all that went.
+            News::Averages(None) if endpoint.is_none() => self.exchange.forget(key),
+            News::Averages(None) => {}
             News::Snapshot(issued) => {
                 if let Some(issued) = issued {
                     self.versions.learn(&issued, now_ms);
@@ -113,23 +116,30 @@ impl Registry {
             News::Probing(mark) => {
                 put(&mut self.marks, key, mark.map(|mark| Heard { mark, heard_ms: now_ms }));
                 let marked = self.is_marked(key);
-                if let Some(endpoint) = self.endpoints.get_mut(key) {
-                    endpoint.probing_elsewhere = marked;
-                }
+                self.probing_elsewhere(key, marked);
             }
+        }
+    }
+
+    /// Another prober bursts at an endpoint, or does not. One that ends is known of even if no scrape came while it ran.
+    fn probing_elsewhere(&mut self, id: &str, now: bool) {
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return };
+        if std::mem::replace(&mut endpoint.probing_elsewhere, now) && !now {
+            let own = endpoint.probe_requests((self.burst, self.sweep_max));
+            self.exchange.probed(id, own.into());
         }
     }
 
     /// Another prober bursts now, with this fence; `None`: this one, or nobody. Marks of a prober that is gone end here.
     pub fn follow(&mut self, fence: Option<u64>) {
         self.burst_by = fence;
-        let marks = &self.marks;
-        let is_marked = |id: &str| fence.is_some() && marks.get(id).map(|heard| heard.mark.fence) == fence;
-        for (id, endpoint) in &mut self.endpoints {
-            endpoint.probing_elsewhere = is_marked(id);
-            if let Some(history) = self.memory.history.get(id).filter(|_| fence.is_some()) {
-                let served = self.pools.iter().find(|pool| pool.wire.name == endpoint.pool);
-                let subject = endpoint.key(served.map_or("", |pool| &pool.served_model));
+        let ids: Vec<String> = self.endpoints.keys().cloned().collect();
+        for id in ids {
+            let marked = self.is_marked(&id);
+            self.probing_elsewhere(&id, marked);
+            let subject = self.subject(&id).and_then(|subject| subject.key);
+            let known = self.memory.history.get(&id).filter(|_| fence.is_some());
+            if let Some((endpoint, history)) = self.endpoints.get_mut(&id).zip(known) {
                 done_elsewhere(endpoint, history, subject.as_deref());
             }
         }
@@ -163,14 +173,6 @@ impl Registry {
         self.burst_by.is_some() && self.marks.get(id).map(|heard| heard.mark.fence) == self.burst_by
     }
 
-    /// The probes of an endpoint, for the store.
-    #[must_use]
-    pub fn history(&self, id: &str) -> Option<History> {
-        let endpoint = self.endpoints.get(id)?;
-        let key = endpoint.key(self.served_model(&endpoint.pool));
-        Some(History { key, records: endpoint.history.clone() })
-    }
-
     /// The number of a snapshot that was given out here since this was last asked, for the store.
     pub fn take_issued(&mut self) -> Option<Issued> {
         self.versions.take_untold()
@@ -184,7 +186,7 @@ pub(super) fn done_elsewhere(endpoint: &mut Endpoint, history: &History, subject
         return;
     }
     endpoint.registered = true;
-    endpoint.alarm = last.error.as_ref().map(|why| format!("the last probe failed: {why}"));
+    endpoint.alarm = last.error.as_deref().map(failed);
 }
 
 fn put<T>(map: &mut std::collections::HashMap<String, T>, key: &str, value: Option<T>) {

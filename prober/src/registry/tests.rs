@@ -9,6 +9,8 @@ use weighbridge_routing::weight::Weight;
 
 use super::*;
 use crate::engine::{EngineError, Loss};
+use crate::exchange::averages;
+use weighbridge_routing::exchange::Averages;
 
 fn registry(ids: &[&str]) -> Registry {
     let config = config::Config::parse("pools: [{name: p, models: [m]}]").unwrap();
@@ -111,7 +113,7 @@ fn a_long_prompt_that_failed_does_not_take_away_the_prefill_speed() {
             prefill_error: error.map(str::to_owned),
             ..ProbeRecord::empty(ProbeKind::Interval, at_ms)
         };
-        registry.probed("a", &subject, record, None).unwrap().measurement.prefill_tps
+        registry.probed("a", &subject, record, None).unwrap().kept.unwrap().measurement.prefill_tps
     };
     assert_eq!(probed(Some(6_000.0), None, 1), Some(6_000.0));
     assert_eq!(probed(None, Some("no answer within 60s"), 2), Some(6_000.0));
@@ -166,6 +168,52 @@ fn a_gauge_that_trails_a_probe_shows_nobody_elses_requests() {
 }
 
 #[test]
+fn a_burst_elsewhere_that_no_scrape_has_seen_is_known_all_the_same() {
+    let mark = |mark: Option<u64>| News::Probing(mark.map(|fence| Mark { fence, burst: 1 }));
+    for by_mark in [true, false] {
+        let mut registry = registry(&["a"]);
+        registry.follow(Some(7));
+        registry.learn("a", mark(Some(7)), 0);
+        if by_mark {
+            registry.learn("a", mark(None), 900);
+        } else {
+            registry.follow(Some(8));
+        }
+        assert_eq!(outside_after(&mut registry, 16, 1_000), 0, "by mark: {by_mark}");
+    }
+}
+
+#[test]
+fn another_start_that_another_prober_has_read_first_is_a_restart_here_too() {
+    let started = |seconds: f64| Ok(Signals { started_s: Some(seconds), ..Signals::default() });
+    let (mut here, mut there) = (registry(&["a"]), registry(&["a"]));
+    for registry in [&mut here, &mut there] {
+        registry.scraped("a", started(100.0), 1);
+        registry.identified("a", Identity::default(), 1_000, 1);
+        probed(registry, "a", Some(980.0), 1);
+    }
+    there.scraped("a", started(200.0), 5_000);
+    let epoch = there.get("a").unwrap().epoch;
+    here.learn("a", News::Epoch(Some(epoch)), 5_100);
+    assert!(!here.scraped("a", started(200.0), 5_200).restarted, "known");
+    here.identified("a", Identity::default(), 1_000, 5_200);
+    assert_eq!((here.get("a").unwrap().epoch, here.get("a").unwrap().registered), (epoch, false), "measured anew");
+}
+
+#[test]
+fn averages_of_an_endpoint_that_is_gone_leave_with_it() {
+    let mut registry = registry(&["a"]);
+    let averages = Averages { tps: Some(40.0), ..Averages::default() };
+    let kept = averages::Kept { averages, at_ms: 1, ..averages::Kept::default() };
+    for id in ["a", "gone"] {
+        registry.learn(id, News::Averages(Some(kept)), 1);
+        registry.learn(id, News::Averages(None), 2);
+    }
+    let known = ["a", "gone"].map(|id| registry.exchange.averages(id, 2).is_some());
+    assert_eq!(known, [true, false]);
+}
+
+#[test]
 fn a_gauge_that_has_seen_the_end_of_a_probe_is_believed() {
     let mut registry = registry(&["a"]);
     let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
@@ -184,15 +232,19 @@ fn a_result_counts_only_for_what_was_measured() {
     let before = registry.subject("a").unwrap();
     add(&mut registry, "a", "other");
     let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Registration, 1) };
-    assert_eq!(registry.probed("a", &before, record, None), None);
+    let told = registry.probed("a", &before, record, None).unwrap();
+    // Whoever asked for it hears that it failed, and other probers do not take it for a probe of what is there now.
+    assert_eq!((told.kept, told.record.throughput_tps, told.history.key), (None, None, before.key));
+    assert!(told.record.error.unwrap().contains("something else"));
     assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
+    assert_eq!(registry.probes()[&("p".into(), ProbeKind::Registration, Outcome::Failed)], 1);
 }
 
 #[test]
 fn a_result_counts_though_the_engine_is_being_asked_again_what_it_is() {
     let result = |registry: &mut Registry, subject: &Subject| {
         let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Demand, 1) };
-        registry.probed("a", subject, record, None).map(|kept| kept.key)
+        registry.probed("a", subject, record, None).unwrap().kept.map(|kept| kept.key)
     };
     let mut registry = registry(&["a"]);
     let known = registry.subject("a").unwrap();
@@ -434,7 +486,7 @@ fn what_another_prober_measures_counts_here() {
         assert!(!here.get(id).unwrap().under_burst());
         let endpoint = there.get(id).unwrap();
         here.learn(id, News::Last(endpoint.kept.clone()), 3);
-        here.learn(id, News::History(there.history(id)), 3);
+        here.learn(id, News::History(there.memory.history.get(id).cloned()), 3);
         assert!(here.get(id).unwrap().registered);
         assert_eq!(here.get(id).unwrap().history, endpoint.history);
     }
@@ -454,12 +506,12 @@ fn what_another_prober_measures_counts_here() {
     add(&mut here, "a", "other");
     add(&mut there, "a", "other");
     probed(&mut there, "a", None, 4);
-    here.learn("a", News::History(there.history("a")), 5);
+    here.learn("a", News::History(there.memory.history.get("a").cloned()), 5);
     let a = here.get("a").unwrap();
     assert!(a.registered && a.alarm.as_ref().is_some_and(|alarm| alarm.contains("no")), "{a:?}");
     // What was measured with other arguments says nothing of these.
     add(&mut here, "b", "other");
-    here.learn("b", News::History(there.history("b")), 5);
+    here.learn("b", News::History(there.memory.history.get("b").cloned()), 5);
     assert!(!here.get("b").unwrap().registered);
 }
 

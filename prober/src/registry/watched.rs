@@ -26,6 +26,15 @@ pub struct Seen {
     pub unidentified: bool,
 }
 
+/// What followed from what an engine says it is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Identified {
+    /// Its epoch changed, and is to be stored.
+    pub restarted: bool,
+    /// The key of a result that is not true any more, and is to be forgotten.
+    pub void: Option<String>,
+}
+
 /// What an engine is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
@@ -132,7 +141,7 @@ impl Registry {
                         self.exchange.probed(id, own.into());
                     }
                     Some(requests) => {
-                        let repeats = before.at_ms.is_some() && signals.says_the_same_as(&before);
+                        let repeats = before.at_ms.is_some() && signals.may_be_as_old_as(&before);
                         self.exchange.scraped(id, Reading { requests, repeats }, now_ms);
                     }
                     None => {}
@@ -158,12 +167,13 @@ impl Registry {
     /// The engine has said what it is. A kept result for the same (node, model, launch arguments) that is younger than
     /// `keep_ms`, or that another prober has measured, spares the registration burst, also after a restart; other arguments
     /// void what was measured before. An engine that says something else than last time is another one, even when the
-    /// arguments that are written for it are the same. Returns whether its epoch changed, and is to be stored.
-    pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) -> bool {
+    /// arguments that are written for it are the same.
+    pub fn identified(&mut self, id: &str, identity: Identity, keep_ms: u64, now_ms: u64) -> Identified {
         let follows = self.follows();
-        let Some(pool) = self.endpoints.get(id).map(|endpoint| endpoint.pool.clone()) else { return false };
+        let mut told = Identified::default();
+        let Some(pool) = self.endpoints.get(id).map(|endpoint| endpoint.pool.clone()) else { return told };
         let (model, others_known) = (self.served_model(&pool).to_owned(), self.others_known(id, &pool));
-        let Some(endpoint) = self.endpoints.get_mut(id) else { return false };
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return told };
         endpoint.discovered_window = identity.window;
         endpoint.kv_tokens = endpoint.signals.kv_tokens.or(identity.kv_tokens).or(endpoint.kv_tokens);
         let before = endpoint.said.replace(identity.fingerprint.clone());
@@ -177,8 +187,8 @@ impl Registry {
         if another && !reborn {
             endpoint.epoch.replaced();
         }
-        let restarted = endpoint.epoch != before;
-        let Some(key) = endpoint.key(&model) else { return restarted };
+        told.restarted = endpoint.epoch != before;
+        let Some(key) = endpoint.key(&model) else { return told };
         let young = |result: &Measurement| now_ms.saturating_sub(result.measured_at_ms) < keep_ms;
         let same = endpoint.kept.as_ref().filter(|kept| kept.key == key);
         let holds = match same {
@@ -187,11 +197,13 @@ impl Registry {
             None => endpoint.kept.is_none() && !another && !reborn,
         };
         if endpoint.registered && holds {
-            return restarted;
+            return told;
         }
         if another && same.is_some() {
             // Measured under the arguments that are written, of which some are not true any more.
             self.memory.results.remove(&key);
+            self.memory.last.remove(id);
+            told.void = Some(key.clone());
         }
         let result = self.memory.results.get(&key).cloned();
         if another || same.is_none() {
@@ -216,6 +228,6 @@ impl Registry {
         } else if follows && let Some(history) = self.memory.history.get(id) {
             done_elsewhere(endpoint, history, Some(&key));
         }
-        restarted
+        told
     }
 }

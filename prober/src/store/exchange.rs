@@ -224,8 +224,11 @@ impl Store {
 
     pub(super) fn is_down(&self, why: &str) {
         self.inner.health.send_if_modified(|health| {
-            if health.up || health.error.is_none() {
-                tracing::error!("{why}; this prober goes on without, and keeps what is to be stored");
+            match (health.up || health.error.is_none(), health.loaded) {
+                (true, true) => tracing::error!("{why}; this prober goes on without, and keeps what is to be stored"),
+                // Whether it goes on is decided where it is started.
+                (true, false) => tracing::error!("{why}"),
+                (false, _) => {}
             }
             let changed = health.up || health.error.as_deref() != Some(why);
             *health = Health { up: false, error: Some(why.to_owned()), ..health.clone() };

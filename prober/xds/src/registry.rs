@@ -78,6 +78,8 @@ pub struct EnvoyStatus {
     pub applied_version: Option<u64>,
     /// Its last refusal, also after it was cured.
     pub last_nack: Option<Nack>,
+    /// It is connected, and refuses what it was sent last: in Envoy's words.
+    pub refuses: Option<String>,
     /// Per subscribed type.
     pub types: BTreeMap<ResourceType, TypeStatus>,
 }
@@ -197,6 +199,7 @@ impl Registry {
         let state = self.lock();
         let status = |(id, node): (&String, &Node)| {
             let types = node.types();
+            let refused = !node.streams.is_empty() && types.values().any(|status| status.rejected_version.is_some());
             EnvoyStatus {
                 node_id: id.clone(),
                 node_cluster: node.cluster.clone(),
@@ -204,6 +207,7 @@ impl Registry {
                 streams: node.streams.len(),
                 applied_version: types.get(&ResourceType::Extensions).and_then(|status| status.acked_version),
                 last_nack: node.last_nack.clone(),
+                refuses: node.last_nack.as_ref().filter(|_| refused).map(|nack| nack.message.clone()),
                 types,
             }
         };
@@ -330,8 +334,13 @@ mod tests {
         for version in [5, 6] {
             entry.update(StreamStatus { last_nack: Some(nack.clone()), ..in_sync(ResourceType::Extensions, version) });
         }
-        assert_eq!(registry.nacks(), 1);
+        assert_eq!((registry.nacks(), &registry.envoys()[0].refuses), (1, &None), "it was cured");
+        let mut refused = in_sync(ResourceType::Extensions, 6);
+        refused.types.values_mut().for_each(|status| status.rejected_version = Some("7".into()));
+        entry.update(StreamStatus { last_nack: Some(nack.clone()), ..refused });
+        assert_eq!(registry.envoys()[0].refuses.as_deref(), Some("no"));
         drop(entry);
+        assert_eq!(registry.envoys()[0].refuses, None, "nobody knows what it would say now");
         let envoy = &registry.envoys()[0];
         assert!(!envoy.connected);
         assert_eq!((envoy.applied_version, envoy.last_nack.as_ref()), (Some(6), Some(&nack)));

@@ -169,11 +169,14 @@ fn a_restart_keeps_a_young_result_and_has_an_old_one_measured_anew() {
 fn other_arguments_than_those_that_are_written_are_measured_anew() {
     let mut registry = measured();
     let epoch = |registry: &Registry| registry.get("a").unwrap().epoch.value;
-    assert!(!registry.identified("a", identity("x"), 1_000, 2));
+    assert!(!registry.identified("a", identity("x"), 1_000, 2).restarted);
     assert!(registry.get("a").unwrap().registered && epoch(&registry) == 0);
-    assert!(registry.identified("a", identity("y"), 1_000, 2), "holders of prefixes are forgotten");
+    let key = registry.subject("a").unwrap().key;
+    let told = registry.identified("a", identity("y"), 1_000, 2);
+    assert!(told.restarted, "holders of prefixes are forgotten");
+    assert_eq!((told.void, key.is_some()), (key, true), "nor does a restart of the prober bring the result back");
     assert!(!registry.get("a").unwrap().registered && epoch(&registry) == 1);
-    assert!(!registry.identified("a", identity("y"), 1_000, 2));
+    assert_eq!(registry.identified("a", identity("y"), 1_000, 2), Identified::default());
     assert!(!registry.get("a").unwrap().registered);
 }
 
