@@ -1,6 +1,14 @@
-# Sourced by every script: goes to the repository root, knows the pinned versions, says what it does.
+# Sourced by every script, which has said in `usage` how it is called: goes to the repository root, knows the pinned versions, says
+# what it does.
 # shellcheck shell=bash
 set -euo pipefail
+
+print_usage() {
+    printf '%s\n' "$usage"
+    exit 0
+}
+# Before anything is made. Further on in the line a script looks for itself: it may pass the question on.
+case ${1:-} in -h | --help) print_usage ;; esac
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -19,6 +27,11 @@ say() { printf '==> %s\n' "$*" >&2; }
 die() {
     printf 'error: %s\n' "$*" >&2
     exit 1
+}
+# For what was asked and cannot be: 2, as our programs have it.
+refuse() {
+    printf 'error: %s\n%s\n' "$*" "$usage" >&2
+    exit 2
 }
 
 # The filter's features that Envoy's V8 has. Named one by one: stripping the module removes the section that lists them.
