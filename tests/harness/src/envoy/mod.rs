@@ -57,6 +57,9 @@ pub struct EnvoyOptions {
     pub shipped_timeouts: bool,
     /// Envoy's log level.
     pub log_level: String,
+    /// Where its configuration, its log (`envoy.err`) and its access log (`envoy.out`) are written. `None`: in a directory that is
+    /// gone with it.
+    pub dir: Option<PathBuf>,
     /// Which of the Envoys that take over from one another this is. `None`: nobody's.
     pub generation: Option<Generation>,
     /// A last change to the configuration.
@@ -88,6 +91,7 @@ impl Default for EnvoyOptions {
             admin: SocketAddr::from(([127, 0, 0, 1], 0)),
             shipped_timeouts: false,
             log_level: "warning".to_owned(),
+            dir: None,
             generation: None,
             edit: None,
         }
@@ -158,7 +162,7 @@ pub struct Envoy {
     gateway: SocketAddr,
     admin: SocketAddr,
     client: reqwest::Client,
-    _dir: TempDir,
+    _own_dir: Option<TempDir>,
 }
 
 impl Envoy {
@@ -167,12 +171,18 @@ impl Envoy {
     /// # Errors
     /// When something is missing, the configuration is refused, or Envoy does not serve in time; with its log.
     pub async fn start(options: EnvoyOptions) -> Result<Self> {
-        let dir = TempDir::with_prefix("weighbridge-envoy-")?;
+        let (dir, own_dir) = match &options.dir {
+            Some(dir) => (dir.clone(), None),
+            None => {
+                let own = TempDir::with_prefix("weighbridge-envoy-")?;
+                (own.path().to_owned(), Some(own))
+            }
+        };
         let (concurrency, log_level) = (options.concurrency.to_string(), options.log_level.clone());
         let generation = options.generation;
-        let config_path = dir.path().join("envoy.json");
+        let config_path = dir.join("envoy.json");
         std::fs::write(&config_path, serde_json::to_vec_pretty(&options.render()?)?)?;
-        let admin_path = dir.path().join("admin");
+        let admin_path = dir.join("admin");
 
         let mut command = Command::new(artifacts::envoy()?);
         // The shipped files name the module relative to the repository.
@@ -188,7 +198,7 @@ impl Envoy {
                 command.args(["--parent-shutdown-time-s", &parent_shutdown_s.to_string()])
             }
         };
-        let mut child = ManagedChild::spawn("envoy", command, dir.path())?;
+        let mut child = ManagedChild::spawn("envoy", command, &dir)?;
 
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?;
         let start = std::time::Instant::now();
@@ -202,7 +212,7 @@ impl Envoy {
                 Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         };
-        Ok(Self { child, gateway, admin, client, _dir: dir })
+        Ok(Self { child, gateway, admin, client, _own_dir: own_dir })
     }
 
     /// Asks Envoy to check a configuration without serving it.

@@ -51,7 +51,7 @@ impl Demo {
     /// A line per engine.
     pub(crate) fn describe(&self) -> String {
         let mut text = String::from(
-            "\nDemo fleet (simulated engines; the prober measures them now, which takes a little over a minute):\n",
+            "Demo fleet (simulated engines; the prober measures them now, which takes a little over a minute):\n",
         );
         for engine in &self.engines {
             text.push_str(&format!("  {:<12} http://{}\n", engine.name(), engine.addr()));

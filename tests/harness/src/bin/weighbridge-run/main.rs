@@ -1,27 +1,33 @@
 //! What `scripts/run` starts: Envoy and the prober in the foreground, and without a configuration a demo fleet of
-//! simulated engines. Ends on Ctrl-C, SIGTERM or when one of the two dies, and takes everything down with it.
+//! simulated engines. Ends on Ctrl-C, SIGTERM or when one of the two dies, and takes everything down with it; but for the logs,
+//! when it ends for an error.
 
 mod demo;
+mod hints;
 mod traffic;
 
+use std::fs::Permissions;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use harness::envoy::room;
 use harness::{Envoy, EnvoyOptions, ProberProcess, artifacts, wire};
 use reqwest::Method;
-use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
 use demo::Demo;
+use hints::Hints;
 use traffic::DemoLoad;
 
 /// How often the children and the measurement are looked at.
 const LOOK: Duration = Duration::from_millis(250);
+/// The first file that anything of ours writes.
+const PROBER_LOG: &str = "prober.err";
 
 /// Envoy and the prober in the foreground until Ctrl-C.
 #[derive(Debug, Parser)]
@@ -66,12 +72,24 @@ async fn main() -> ExitCode {
 }
 
 async fn run(arguments: Arguments) -> Result<()> {
+    // Nobody else's: the access log says who asked, the configuration may hold a token.
+    let logs =
+        tempfile::Builder::new().prefix("weighbridge-run-").permissions(Permissions::from_mode(0o700)).tempdir()?;
+    let Err(error) = supervise(&arguments, logs.path()).await else { return Ok(()) };
+    if !logs.path().join(PROBER_LOG).exists() {
+        // Nothing was started.
+        return Err(error);
+    }
+    Err(anyhow!("{error:#}\n{}", hints::kept(&logs.keep())))
+}
+
+async fn supervise(arguments: &Arguments, logs: &Path) -> Result<()> {
     let mut stop = std::pin::pin!(stop_signal()?);
     tokio::select! {
         () = &mut stop => Ok(()),
-        started = start(&arguments) => {
+        started = start(arguments, logs) => {
             let mut running = started?;
-            println!("{}", running.what_to_try());
+            println!("{}", running.hints);
             let mut measured = false;
             // Ends before what it talks with does.
             let mut people = None;
@@ -122,15 +140,14 @@ struct Running {
     envoy: Envoy,
     prober: ProberProcess,
     demo: Option<Demo>,
-    logs: TempDir,
+    hints: Hints,
 }
 
-async fn start(arguments: &Arguments) -> Result<Running> {
+async fn start(arguments: &Arguments, logs: &Path) -> Result<Running> {
     // Envoy shares a port with another Envoy without a word; a port that is taken is an error here.
     for (option, address) in [("--listen", arguments.listen), ("--admin", arguments.admin)] {
         TcpListener::bind(address).with_context(|| format!("{option} {address} cannot be used"))?;
     }
-    let logs = TempDir::with_prefix("weighbridge-run-")?;
     let (demo, config, cwd) = match &arguments.config {
         Some(config) => {
             let config = config.canonicalize().with_context(|| format!("--config {}", config.display()))?;
@@ -138,17 +155,18 @@ async fn start(arguments: &Arguments) -> Result<Running> {
         }
         None => {
             let demo = Demo::start().await?;
-            let config = logs.path().join("demo.yaml");
+            let config = logs.join("demo.yaml");
             std::fs::write(
                 &config,
                 serde_yaml_ng::to_string(&demo.prober_config(arguments.api, arguments.xds, arguments.admin)?)?,
             )?;
-            (Some(demo), config, logs.path().to_owned())
+            (Some(demo), config, logs.to_owned())
         }
     };
-    let mut prober = ProberProcess::start_file(&config, &cwd, logs.path()).await?;
-    if let Some(token) = token(&config, &cwd)? {
-        prober = prober.with_token(&token);
+    let mut prober = ProberProcess::start_file(&config, &cwd, logs).await?;
+    let token_file = token_file(&config, &cwd)?;
+    if let Some(file) = &token_file {
+        prober = prober.with_token(&token(file)?);
     }
     println!("prober: API http://{}, xDS {}", prober.api(), prober.xds());
     let concurrency = arguments.concurrency.unwrap_or_else(|| {
@@ -156,6 +174,7 @@ async fn start(arguments: &Arguments) -> Result<Running> {
     });
     let snapshot = static_snapshot(&prober).await?;
     let max_body_bytes = snapshot.filter.max_body;
+    let example = hints::Example::of(&snapshot, demo.is_some().then_some(demo::SLOWEST));
     let options = EnvoyOptions {
         concurrency,
         gateway: arguments.listen,
@@ -163,11 +182,21 @@ async fn start(arguments: &Arguments) -> Result<Running> {
         snapshot: Some(snapshot),
         edit: Some(Box::new(move |config| room::make(config, max_body_bytes))),
         prober: Some(reachable(prober.api())),
+        dir: Some(logs.to_owned()),
         ..EnvoyOptions::with_xds(reachable(prober.xds()))
     };
     let envoy = Envoy::start(options).await?;
     println!("envoy:  gateway http://{}, admin http://{}", envoy.gateway(), envoy.admin());
-    Ok(Running { envoy, prober, demo, logs })
+    let hints = Hints {
+        gateway: reachable(envoy.gateway()),
+        api: reachable(prober.api()),
+        token_file,
+        example,
+        demo: demo.as_ref().map(|demo| (demo.describe(), arguments.demo_load)),
+        root: artifacts::root(),
+        logs: logs.to_owned(),
+    };
+    Ok(Running { envoy, prober, demo, hints })
 }
 
 /// The address under which a listener can be reached from here.
@@ -178,12 +207,15 @@ fn reachable(mut listen: SocketAddr) -> SocketAddr {
     listen
 }
 
-/// The token that the prober's API wants, where it wants one.
-fn token(config: &Path, cwd: &Path) -> Result<Option<String>> {
+/// The file of the token that the prober's API wants, where it wants one.
+fn token_file(config: &Path, cwd: &Path) -> Result<Option<PathBuf>> {
     let config: serde_json::Value = serde_yaml_ng::from_str(&std::fs::read_to_string(config)?)?;
-    let Some(file) = config["api"]["token_file"].as_str() else { return Ok(None) };
-    let text = std::fs::read_to_string(cwd.join(file)).with_context(|| format!("api.token_file {file}"))?;
-    Ok(Some(text.lines().next().unwrap_or_default().trim().to_owned()))
+    Ok(config["api"]["token_file"].as_str().map(|file| cwd.join(file)))
+}
+
+fn token(file: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("api.token_file {}", file.display()))?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 /// What Envoy serves should it lose the prober before it has heard it: what the prober knows now.
@@ -199,39 +231,6 @@ impl Running {
     fn check(&mut self) -> Result<()> {
         self.envoy.process().check_running()?;
         self.prober.process().check_running()
-    }
-
-    fn what_to_try(&self) -> String {
-        let (gateway, api) = (self.envoy.gateway(), self.prober.api());
-        let (model, pin) = match &self.demo {
-            Some(_) => (demo::MODEL, demo::SLOWEST),
-            None => ("MODEL", "ENDPOINT"),
-        };
-        let demo = self.demo.as_ref().map(Demo::describe).unwrap_or_default();
-        format!(
-            "{demo}
-The page, in a browser: http://{api}/
-
-Try, in another terminal:
-  # the fleet, in a terminal
-  dist/weighbridge --url http://{api} status
-  # a routed request; x-weighbridge-endpoint says who answered
-  curl -i http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}], \"max_tokens\": 32}}'
-  # the same as a stream
-  curl -N http://{gateway}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}], \"max_tokens\": 32, \"stream\": true}}'
-  # what was measured, and what each Envoy has applied
-  curl http://{api}/v1/endpoints
-  curl http://{api}/v1/envoys
-  # pin a weight, and let go of it again
-  curl -X PUT http://{api}/v1/endpoints/{pin}/pin -H 'content-type: application/json' -d '{{\"weight\": 4, \"reason\": \"trial\"}}'
-  curl -X DELETE http://{api}/v1/endpoints/{pin}/pin
-
-Logs: {}. Ctrl-C ends everything.
-While an endpoint is measured it takes no traffic; the weights follow here.",
-            self.logs.path().display()
-        )
     }
 
     async fn print_weights(&self) {
