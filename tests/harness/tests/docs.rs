@@ -79,6 +79,17 @@ fn every_relative_link_leads_somewhere() {
 }
 
 #[test]
+fn the_readme_lists_every_page() {
+    let readme = std::fs::read_to_string(artifacts::root().join("README.md")).unwrap();
+    let docs = artifacts::root().join("docs");
+    for page in pages().iter().filter(|page| page.parent() == Some(&docs)) {
+        let link = format!("(docs/{})", page.file_name().unwrap().to_string_lossy());
+        let listed = readme.lines().any(|line| line.starts_with("| [docs/") && line.contains(&link));
+        assert!(listed, "{link} is not in the README's table");
+    }
+}
+
+#[test]
 fn every_command_that_is_shown_exists_with_its_options() {
     crate::pages::commands::check();
 }
