@@ -59,9 +59,15 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Which log is in which file of the directory.
+/// What is written where in the directory of logs.
+const FILES: [(&str, &str); 3] =
+    [("envoy.err", "Envoy"), ("envoy.out", "its access log, a line of JSON per request"), ("prober.err", "the prober")];
+
+/// Which log is in which file of the directory, of those files that there are.
 fn files(logs: &Path) -> String {
-    format!("{}: envoy.err (Envoy), envoy.out (its access log, a line of JSON per request), prober.err", logs.display())
+    let there = FILES.iter().filter(|(file, _)| logs.join(file).exists());
+    let named: Vec<String> = there.map(|(file, what)| format!("{file} ({what})")).collect();
+    format!("{}: {}", logs.display(), named.join(", "))
 }
 
 /// What is said of the logs of a launcher that ended for an error.
@@ -177,7 +183,7 @@ mod tests {
                 "{command}: {text}"
             );
         }
-        assert!(!text.contains("Demo") && text.contains("/logs: envoy.err"), "{text}");
+        assert!(!text.contains("Demo") && text.contains("Logs, in /logs: "), "{text}");
     }
 
     #[test]
@@ -192,6 +198,15 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("pin"), "nobody is there to be pinned: {text}");
+    }
+
+    #[test]
+    fn logs_that_nobody_has_written_are_not_named() {
+        let logs = tempfile::tempdir().unwrap();
+        std::fs::write(logs.path().join("prober.err"), "").unwrap();
+        assert!(kept(logs.path()).ends_with(": prober.err (the prober)"), "{}", kept(logs.path()));
+        std::fs::write(logs.path().join("envoy.out"), "").unwrap();
+        assert!(kept(logs.path()).contains(": envoy.out (its access log"), "{}", kept(logs.path()));
     }
 
     #[test]
