@@ -240,7 +240,7 @@ pools:
         "filter.max_body is a list: expected a size",
         "probe.interval is \"6\": expected a duration",
         "probe.clamp is a list: expected [least, most]",
-        "probe.tokens is \"-1\": expected a whole number",
+        "probe.tokens is \"-1\": expected a whole number from 1 to 65536",
         "signals is \"none\": expected a section with interval",
         "pools[0].wieght is unknown: ",
         "pools[0].name is \"7\": expected text",
@@ -276,6 +276,34 @@ pools:
         assert_eq!(found.iter().filter(|error| error.starts_with(expected)).count(), 1, "{expected:?} in {found:#?}");
     }
     assert_eq!(found.len(), expected.len(), "{found:#?}");
+}
+
+#[test]
+fn a_weight_in_the_file_is_told_where_weights_come_from() {
+    let found = errors("pools: [{name: p, models: [m], endpoints: [{id: a, address: \"h:1\", weight: 2}]}]");
+    assert!(
+        found[0].starts_with("pools[0].endpoints[0].weight is unknown: ") && found[0].contains("weighbridge pin"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn the_two_listeners_do_not_take_one_address() {
+    let file = |api: &str, xds: &str| {
+        format!(
+            "api: {{listen: \"{api}\", token_file: t}}\nxds: {{listen: \"{xds}\"}}\npools: [{{name: p, models: [m]}}]"
+        )
+    };
+    let told = "xds.listen is \"127.0.0.1:7070\": expected another address than api.listen, 127.0.0.1:7070";
+    assert_eq!(errors(&file("127.0.0.1:7070", "127.0.0.1:7070")), [told]);
+    let all = [("0.0.0.0:7070", "10.1.2.3:7070"), ("[::]:7070", "127.0.0.1:7070"), ("[::]:7070", "0.0.0.0:7070")];
+    for (one, other) in all {
+        assert_eq!([errors(&file(one, other)).len(), errors(&file(other, one)).len()], [1, 1], "{one} {other}");
+    }
+    let both = [("127.0.0.1:0", "127.0.0.1:0"), ("127.0.0.1:7070", "127.0.0.2:7070"), ("0.0.0.0:7070", "[::1]:7070")];
+    for (one, other) in both {
+        assert!(Config::parse(&file(one, other)).is_ok(), "{one} {other}");
+    }
 }
 
 #[test]
