@@ -19,6 +19,8 @@ cd "$root"
 mkdir -p "$root/.tools"
 tools=$(cd -P "$root/.tools" && pwd)
 target_dir=${CARGO_TARGET_DIR:-$root/target}
+# With a target of the user's cargo would put what it builds elsewhere.
+unset CARGO_BUILD_TARGET
 
 # The target of programs that need nothing of the machine they run on.
 musl_target() { printf '%s-unknown-linux-musl\n' "$(uname -m)"; }

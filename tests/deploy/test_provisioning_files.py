@@ -284,6 +284,6 @@ def test_provisioning_knows_nothing_of_routing():
 
 
 def test_routing_knows_nothing_of_provisioning():
-    files = [path for part in ("routing/src", "prober/src", "filter/src", "envoy") for path in (ROOT / part).rglob("*")]
+    files = [path for part in ("routing/src", "prober/src", "filter/src", "filter/hints/src", "envoy") for path in (ROOT / part).rglob("*")]
     assert len(files) > 50 and _mentions(files, PROVISIONING) == []
     assert _mentions([PAGE], PROVISIONING), "the words are those of provisioning"
