@@ -236,7 +236,7 @@ async fn watch(client: &Client, engine: SocketAddr, own: u64) -> ProbeError {
 /// An engine that does not tell its running count cannot be watched; the burst counts all the same.
 async fn undisturbed(client: &Client, engine: SocketAddr, own: u64) -> Result<(), ProbeError> {
     let Ok(signals) = client.metrics(engine, SCRAPE).await else { return Ok(()) };
-    let running = signals.running.unwrap_or(0) + signals.waiting.unwrap_or(0);
+    let running = signals.requests().unwrap_or(0);
     if running > own { Err(ProbeError::Disturbed(running)) } else { Ok(()) }
 }
 

@@ -22,9 +22,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::caps::Curve;
+use crate::engine::EngineError;
 use crate::peers;
 use crate::probe::{self, Bursts, Company, ProbeError, Target};
-use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Probed, Step, Subject};
+use crate::registry::{Burst, Mark, Outcome, Phase, ProbeKind, ProbeRecord, Probed, Registry, Step, Subject};
 use crate::service::{Asked, Demand, Service, now_ms};
 use crate::store::{Change, Table};
 
@@ -83,6 +84,15 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
     // Nobody can be told of an endpoint that is gone.
     let gone = |demand: &Demand| service.read(|registry| registry.get(&demand.id).is_err());
     drop(service.take_demands(gone));
+    // As whoever asks now is told.
+    let down = |demand: &Demand| !demand.force && service.read(|registry| is_down(registry, &demand.id));
+    for demand in service.take_demands(down) {
+        service.store.put(vec![Change::remove(Table::Demands, &demand.id)]);
+        let mut record = ProbeRecord::empty(ProbeKind::Demand, now_ms);
+        record.spoil("the endpoint is unhealthy: it is probed when it is back, or now with force=true");
+        // Whoever asked may have left.
+        let _ = demand.done.send(record);
+    }
     let mut demands: Vec<(String, bool)> =
         service.peek_demands(|demands| demands.iter().map(|demand| (demand.id.clone(), demand.force)).collect());
     let fence = fence.or_else(|| {
@@ -120,11 +130,15 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
         return Some(job);
     }
     for job in when_idle.into_iter().filter(free) {
-        if idle(service, job.subject.address).await {
+        if idle(service, job.subject.address).await.is_ok() {
             return Some(job);
         }
     }
     None
+}
+
+fn is_down(registry: &Registry, id: &str) -> bool {
+    registry.get(id).is_ok_and(|endpoint| endpoint.health.checked && !endpoint.health.healthy())
 }
 
 async fn execute(service: &Service, pool: &str, job: &Job) {
@@ -225,7 +239,8 @@ async fn burst(service: &Service, pool: &str, job: &Job, mark: Mark) -> Option<R
         tracing::warn!(endpoint = id, "not every Envoy has acknowledged that the endpoint takes no traffic");
     }
     let patience = if *kind == ProbeKind::Registration { service.config.probe.timeout } else { SETTLE };
-    if *force || wait_idle(service, subject.address, patience).await {
+    let idle = if *force { Ok(()) } else { wait_idle(service, subject.address, patience).await };
+    if idle.is_ok() {
         tracing::info!(endpoint = id, ?kind, "burst");
         match measure(service, job, &model).await {
             Err(ProbeError::Disturbed(_)) if *kind != ProbeKind::Registration => {
@@ -235,7 +250,8 @@ async fn burst(service: &Service, pool: &str, job: &Job, mark: Mark) -> Option<R
             result => Some(result.map_err(|error| error.to_string())),
         }
     } else if *kind == ProbeKind::Registration {
-        Some(Err(format!("it was not idle within {}", humantime::format_duration(patience))))
+        let why = idle.err().unwrap_or_default();
+        Some(Err(format!("it was not idle within {}: {why}", humantime::format_duration(patience))))
     } else {
         None
     }
@@ -334,35 +350,38 @@ async fn measure(service: &Service, job: &Job, model: &str) -> Result<Bursts, Pr
                 tracing::info!(endpoint = job.id, running, "disturbed; again");
                 tries += 1;
                 report(Step::Begins(Phase::Waiting, 0));
-                wait_idle(service, job.subject.address, settings.timeout).await;
+                // What still runs there disturbs the next try, which says so.
+                let _ = wait_idle(service, job.subject.address, settings.timeout).await;
             }
             result => return result,
         }
     }
 }
 
-async fn wait_idle(service: &Service, address: SocketAddr, patience: Duration) -> bool {
+/// Waits until it is idle, so long at most; why it was not when it was looked at last.
+async fn wait_idle(service: &Service, address: SocketAddr, patience: Duration) -> Result<(), String> {
     let deadline = Instant::now() + patience;
     loop {
-        if idle(service, address).await {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
+        let looked = idle(service, address).await;
+        if looked.is_ok() || Instant::now() >= deadline {
+            return looked;
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// Whether the engine runs nothing and no Envoy has anything under way there. An engine that does not tell what it runs
+/// Whether the engine runs nothing and no Envoy has anything under way there, and why not. An engine that does not tell what it runs
 /// is judged by the Envoys alone.
-async fn idle(service: &Service, address: SocketAddr) -> bool {
+async fn idle(service: &Service, address: SocketAddr) -> Result<(), String> {
     let running = match service.engines.metrics(address, Duration::from_secs(2)).await {
-        Ok(signals) => signals.running.unwrap_or(0) + signals.waiting.unwrap_or(0),
-        Err(crate::engine::EngineError::Status { .. }) => 0,
-        Err(_) => return false,
+        Ok(signals) => signals.requests().unwrap_or(0),
+        Err(EngineError::Status { .. }) => 0,
+        Err(error) => return Err(format!("it cannot be asked what it runs: {error}")),
     };
-    running == 0 && service.admins.idle(address).await
+    if running > 0 {
+        return Err(format!("it runs {running} requests"));
+    }
+    if service.admins.idle(address).await { Ok(()) } else { Err("Envoys have requests under way there".into()) }
 }
 
 #[cfg(test)]
@@ -371,6 +390,36 @@ mod tests {
     use crate::config;
     use crate::registry::{Measurement, News, Origin};
     use crate::service::tests::service;
+
+    #[tokio::test]
+    async fn who_waits_for_an_endpoint_that_went_down_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path()).await;
+        let written = config::Endpoint {
+            reach: config::Reach::default(),
+            id: "a".into(),
+            address: "127.77.0.1:9".into(),
+            node: "n".into(),
+            launch_args: None,
+            context_window: None,
+            max_in_flight: None,
+        };
+        let address = written.address.parse().unwrap();
+        service.change(|registry| registry.register("p", written, address, Origin::Api)).unwrap();
+        let ask = |force: bool| {
+            let (done, result) = tokio::sync::oneshot::channel();
+            assert!(service.demand(Demand { id: "a".into(), force, before: None, done }));
+            result
+        };
+        let (mut plain, mut forced) = (ask(false), ask(true));
+        for at_ms in 1..=3 {
+            let refused = Err(EngineError::Refused("no".into()).into());
+            service.note(|registry| registry.checked("a", refused, &service.config.health, at_ms));
+        }
+        assert!(next(&service, "p").await.is_some_and(|job| job.force));
+        assert!(plain.try_recv().unwrap().error.unwrap().contains("unhealthy"));
+        assert!(forced.try_recv().is_err(), "it is done at once, whatever its health");
+    }
 
     #[tokio::test]
     async fn old_results_go_with_the_next_probe() {

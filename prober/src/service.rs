@@ -262,12 +262,17 @@ impl Service {
     /// Asks for a probe; `false` when too many wait already.
     pub fn demand(&self, demand: Demand) -> bool {
         let mut demands = self.demands.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of those that nobody waits for, one per endpoint says it all.
+        let alike = |other: &mut Demand| other.id == demand.id && other.done.is_closed();
+        // To the end, so that all of them go.
+        let forced = demands.extract_if(.., alike).filter(|other| other.force).count() > 0;
         if demands.len() >= MAX_DEMANDS {
             return false;
         }
         // Whoever asked for it at once still does.
-        let forced = self.store.get::<Asked>(Table::Demands, &demand.id).is_some_and(|asked| asked.force);
-        let asked = Asked { force: demand.force || forced, at_ms: now_ms() };
+        let forced = forced || self.store.get::<Asked>(Table::Demands, &demand.id).is_some_and(|asked| asked.force);
+        let demand = Demand { force: demand.force || forced, ..demand };
+        let asked = Asked { force: demand.force, at_ms: now_ms() };
         if let Ok(change) = Change::put(Table::Demands, &demand.id, &asked) {
             // Of several probers one bursts, and that may be another.
             self.store.put(vec![change]);
@@ -346,6 +351,22 @@ pub(crate) mod tests {
         let store = Store::open(&Place::File(dir.join("s.redb"))).await.unwrap();
         let xds = XdsServer::new(FilterSource { wasm_path: String::new() });
         Service::new(config, xds, store, Memory::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_does_not_wait_for_a_probe_takes_no_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let service = service(dir.path()).await;
+        let ask = |id: &str, force: bool| {
+            let (done, result) = oneshot::channel();
+            (service.demand(Demand { id: id.into(), force, before: None, done }), result)
+        };
+        // Their result is dropped at once.
+        assert!((0..3 * MAX_DEMANDS).all(|nth| ask("a", nth == 7).0));
+        let waiting = |demands: &[Demand]| demands.iter().map(|demand| demand.force).collect::<Vec<_>>();
+        assert_eq!(service.peek_demands(|demands| waiting(demands)), [true], "one was forced");
+        let kept: Vec<_> = (0..MAX_DEMANDS).map(|_| ask("a", false)).collect();
+        assert!(kept.iter().all(|(taken, _)| *taken) && !ask("b", true).0, "somebody waits for each of them");
     }
 
     #[tokio::test]

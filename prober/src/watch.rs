@@ -21,6 +21,8 @@ use crate::store::{Change, Table};
 const SCRAPE: Duration = Duration::from_secs(1);
 /// How often it is looked at whether an engine is to be asked for a token, at least.
 const LOOK: Duration = Duration::from_millis(500);
+/// The pause before an engine that did not say what it is is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How often moving averages are stored.
 const STORE_AVERAGES: Duration = Duration::from_secs(5);
 
@@ -80,7 +82,7 @@ async fn tokens(service: &Service, id: &str, address: SocketAddr) {
         let since_ms = now_ms();
         let tried = match timeout(patience, service.engines.token(address, &model)).await {
             Ok(Ok(())) => Tried::Token,
-            Ok(Err(error)) => error.into(),
+            Ok(Err(error)) => Tried::of(error, &model),
             Err(_) => Tried::Nothing(patience),
         };
         if !is_there(service, id, address) {
@@ -124,6 +126,7 @@ async fn remember_epoch(service: &Service, id: &str) {
 async fn signals(service: &Service, id: &str, address: SocketAddr) {
     let mut ticks = interval(service.config.signals.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ask_from = Instant::now();
     loop {
         ticks.tick().await;
         let result = service.engines.metrics(address, SCRAPE).await;
@@ -132,8 +135,12 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
         }
         let seen = service.note(|registry| registry.scraped(id, result, now_ms()));
         take_in(service, id, seen).await;
-        if seen.unidentified {
-            identify(service, id, address).await;
+        if seen.unidentified
+            && Instant::now() >= ask_from
+            && let Err(error) = identify(service, id, address).await
+        {
+            ask_from = Instant::now() + ASK_AGAIN;
+            service.note(|registry| registry.unidentified(id, &error));
         }
     }
 }
@@ -169,18 +176,20 @@ pub async fn averages(service: Arc<Service>, shutdown: CancellationToken) {
 }
 
 /// Asks the engine what it is. An engine without a list of models is what its metrics say.
-async fn identify(service: &Service, id: &str, address: SocketAddr) {
+///
+/// # Errors
+/// When it does not answer.
+async fn identify(service: &Service, id: &str, address: SocketAddr) -> Result<(), EngineError> {
     let asked = service.read(|registry| {
         let endpoint = registry.get(id).ok()?;
         let model = registry.served_model(&endpoint.pool).to_owned();
         Some((model, endpoint.signals.brand, endpoint.signals.cache_config.clone()))
     });
-    let Some((model, brand, cache_config)) = asked else { return };
+    let Some((model, brand, cache_config)) = asked else { return Ok(()) };
     let mut window = match service.engines.window(address, &model, SCRAPE).await {
         Ok(window) => window,
         Err(EngineError::Status { .. }) => None,
-        // No answer: ask again at the next tick.
-        Err(_) => return,
+        Err(error) => return Err(error),
     };
     let mut told = window.map_or_else(String::new, |window| format!("max_model_len={window},"));
     let mut kv_tokens = None;
@@ -194,7 +203,7 @@ async fn identify(service: &Service, id: &str, address: SocketAddr) {
                 }
             }
             Err(EngineError::Status { .. }) => {}
-            Err(_) => return,
+            Err(error) => return Err(error),
         }
     }
     let identity = Identity { fingerprint: format!("{told}{cache_config}"), window, kv_tokens };
@@ -208,4 +217,5 @@ async fn identify(service: &Service, id: &str, address: SocketAddr) {
     if let Some(key) = told.void {
         service.remember(vec![Change::remove(Table::Results, &key), Change::remove(Table::Last, id)]).await;
     }
+    Ok(())
 }

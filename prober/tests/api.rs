@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{endpoint, start};
+use common::{Prober, endpoint, start};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -136,6 +136,31 @@ async fn a_restart_finds_registrations_pins_and_drains() {
         (&json!(2.5), &json!("pinned"), &json!("draining"))
     );
     assert_eq!(seen["pin"]["reason"], "why");
+    prober.stop().await;
+}
+
+#[tokio::test]
+async fn one_that_registers_again_before_it_is_forgotten_keeps_pin_and_drain() {
+    let dir = tempfile::tempdir().unwrap();
+    let stands = async |prober: &Prober| {
+        let view = prober.get("/v1/endpoints/e").await;
+        (view["pin"]["weight"].as_f64(), view["drain"]["reason"].clone(), view["removal"].clone())
+    };
+    let prober = start(dir.path(), None).await;
+    assert_eq!(prober.post(endpoint("e", 9)).await.0, 201);
+    for (path, body) in [("pin", json!({"weight": 7.0})), ("drain", json!({"reason": "fan broken"}))] {
+        let put = prober.http.put(prober.url(&format!("/v1/endpoints/e/{path}"))).json(&body).send().await.unwrap();
+        assert_eq!(put.status().as_u16(), 200);
+    }
+    let removed = prober.http.delete(prober.url("/v1/endpoints/e")).send().await.unwrap();
+    assert_eq!(removed.status().as_u16(), 202);
+    assert!(stands(&prober).await.2.is_object(), "it goes");
+    assert_eq!(prober.post(endpoint("e", 9)).await.0, 200);
+    let here = stands(&prober).await;
+    assert_eq!(here, (Some(7.0), json!("fan broken"), Value::Null));
+    prober.stop().await;
+    let prober = start(dir.path(), None).await;
+    assert_eq!(stands(&prober).await, here, "what is stored is what was in force");
     prober.stop().await;
 }
 

@@ -194,6 +194,18 @@ async fn a_file_belongs_to_one_process_and_values_from_before_stamps_are_read() 
     assert!(matches!(Store::open(&nowhere).await, Err(StoreError::Open { .. })));
 }
 
+#[tokio::test]
+async fn what_somebody_has_written_is_not_put_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.redb");
+    for text in ["pools: [{name: p, models: [m]}]\n", "x", "h\u{e9}\r\n"] {
+        std::fs::write(&path, text).unwrap();
+        let Err(StoreError::Open { reason, .. }) = Store::open(&file(dir.path())).await else { panic!("{text:?}") };
+        assert!(reason.contains("it is a text"), "{reason}");
+        assert_eq!((std::fs::read_to_string(&path).unwrap().as_str(), aside(dir.path()).len()), (text, 0));
+    }
+}
+
 fn aside(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.contains(".broken-")).collect()

@@ -151,7 +151,11 @@ fn envoys(fleet: &Fleet) -> Table {
             (true, None) => ("has none yet", WARN),
         };
         let version = envoy.applied_version.map_or_else(|| "-".to_owned(), |version| version.to_string());
-        table.row(vec![Cell::new(plain(&envoy.node_id)), Cell::new(state).style(style), Cell::new(version)]);
+        table.row(vec![
+            Cell::new(plain(&envoy.node_id).replace('\n', "\u{fffd}")),
+            Cell::new(state).style(style),
+            Cell::new(version),
+        ]);
     }
     table
 }

@@ -135,8 +135,15 @@ pub(super) async fn register(
     let stored = if known_from_file {
         Stored::Now
     } else {
+        let (pin, drain) = service.read(|registry| {
+            registry.get(&id).map_or((None, None), |endpoint| (endpoint.pin.clone(), endpoint.drain.clone()))
+        });
+        let mut changes = vec![Change::put(Table::Registrations, &id, &registration)?];
+        // One that was about to go stays as it is, and what is stored of it left when it was removed.
+        changes.extend(pin.map(|pin| Change::put(Table::Pins, &id, &pin)).transpose()?);
+        changes.extend(drain.map(|drain| Change::put(Table::Drains, &id, &drain)).transpose()?);
         // Not stored yet is an alarm, and no reason for an engine to register again.
-        service.remember(vec![Change::put(Table::Registrations, &id, &registration)?]).await
+        service.remember(changes).await
     };
     let status = match (stored, registered) {
         (Stored::Later, _) => StatusCode::ACCEPTED,

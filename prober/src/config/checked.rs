@@ -17,6 +17,9 @@ use crate::caps::Sizing;
 use crate::store::redis::redacted;
 use crate::store::{Place, RedisUrl};
 
+/// No time in a configuration is longer: what is added to the present must be a time as well.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 /// Collects errors while values are checked.
 #[derive(Default)]
 pub(super) struct Check(Vec<FieldError>);
@@ -42,10 +45,11 @@ impl Check {
 
     pub(super) fn duration(&mut self, field: &str, text: &str, least: Duration) -> Duration {
         match humantime::parse_duration(text) {
-            Ok(duration) if duration >= least => duration,
+            Ok(duration) if duration >= least && duration <= LONGEST => duration,
             _ => {
-                let least = humantime::format_duration(least);
-                self.that(false, field, text, format!("a duration of at least {least}, such as 2s or 6h"));
+                let (least, most) = (humantime::format_duration(least), LONGEST.as_secs() / 86_400);
+                let expected = format!("a duration of at least {least} and at most {most}days, such as 2s or 6h");
+                self.that(false, field, text, expected);
                 Duration::ZERO
             }
         }

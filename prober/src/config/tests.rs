@@ -288,6 +288,17 @@ fn a_weight_in_the_file_is_told_where_weights_come_from() {
 }
 
 #[test]
+fn no_time_is_longer_than_can_be_added_to_the_present() {
+    for long in ["9300000000000000000s", "18446744073709552s", "3651days"] {
+        let found = errors(&format!(
+            "probe: {{timeout: {long}, interval: {long}}}\nhealth: {{interval: {long}}}\npools: [{{name: p, models: [m]}}]"
+        ));
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found.iter().all(|error| error.contains("at most 3650days") && error.contains(long)), "{found:?}");
+    }
+}
+
+#[test]
 fn the_two_listeners_do_not_take_one_address() {
     let file = |api: &str, xds: &str| {
         format!(

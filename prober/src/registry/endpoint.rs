@@ -20,6 +20,8 @@ use crate::engine::Signals;
 
 /// Probe records kept per endpoint.
 const HISTORY: usize = 20;
+/// An earlier start that so many scrapes in a row tell of is the engine's: nobody else answers in turns with it.
+const EARLIER_STARTS: u32 = 20;
 /// After a probe that failed, the next try comes this much later.
 const RETRY_MS: u64 = 60_000;
 
@@ -247,6 +249,10 @@ pub struct Endpoint {
     pub fingerprint: Option<String>,
     /// What it last said when it was asked that.
     pub(super) said: Option<String>,
+    /// Why it did not say it when it was asked last.
+    pub(super) unidentified: Option<String>,
+    /// Scrapes in a row that told of an earlier start than the one that is known.
+    pub(super) earlier_starts: u32,
     /// Its engine has started anew since it was last asked what it is.
     pub(super) reborn: bool,
     /// What is wrong with its last probe, for people.
@@ -298,8 +304,7 @@ impl Endpoint {
     }
 
     /// What its signals say about its curve; `true` when its cap has moved.
-    pub(super) fn observe(&mut self) -> bool {
-        let under_burst = self.under_burst();
+    pub(super) fn observe(&mut self, under_burst: bool) -> bool {
         let Some(measured) = &mut self.measured else { return false };
         let Signals { running, generated_tokens, at_ms, .. } = self.signals;
         match (running, generated_tokens, at_ms) {
@@ -333,8 +338,12 @@ impl Endpoint {
             Some(left) => format!("it was to be empty by now, and has {left} requests left"),
             None => "it was to be empty by now, and nobody tells what it has left".into(),
         });
+        // That nobody is there is another alarm.
+        let unidentified = self.unidentified.as_ref().filter(|_| self.health.healthy());
+        let unidentified =
+            unidentified.map(|why| format!("it is not measured: the engine does not say what it runs: {why}"));
         [
-            (Code::ProbeFailed, self.alarm.clone()),
+            (Code::ProbeFailed, self.alarm.clone().or(unidentified)),
             (Code::SweepFailed, sweep),
             (Code::BelowFloor, floor),
             (Code::DrainOverdue, late),
@@ -417,6 +426,14 @@ impl Endpoint {
             self.health.tokens.restarted(now_ms);
         }
         restarted
+    }
+
+    /// When its engine has started, by what it tells now. A process that started before the one that is known is another one behind the same
+    /// address, which answers in turns with it (or a clock was set back): as long as both do, it is the younger one. Else
+    /// each scrape would be a restart, and each restart a snapshot.
+    pub(super) fn plausible_start(&mut self, told_s: Option<f64>) -> Option<f64> {
+        self.earlier_starts = if self.epoch.is_after(told_s) { self.earlier_starts.saturating_add(1) } else { 0 };
+        if (1..EARLIER_STARTS).contains(&self.earlier_starts) { self.epoch.started_s() } else { told_s }
     }
 
     /// Adds a probe to the history.

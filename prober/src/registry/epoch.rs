@@ -36,6 +36,16 @@ impl Epoch {
         self.started_s = started_s;
     }
 
+    /// Whether this start was before the one that is known.
+    pub(super) fn is_after(self, started_s: Option<f64>) -> bool {
+        self.started_s.zip(started_s).is_some_and(|(known_s, told_s)| told_s < known_s)
+    }
+
+    /// The start that is known.
+    pub(super) fn started_s(self) -> Option<f64> {
+        self.started_s
+    }
+
     /// Whether the engine itself has told of another start than it did `before`.
     pub(super) fn started_since(self, before: Self) -> bool {
         before.started_s.is_some() && self.started_s.is_some() && self.started_s != before.started_s

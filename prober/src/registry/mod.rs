@@ -357,6 +357,8 @@ impl Registry {
             discovered_window: None,
             fingerprint: None,
             said: None,
+            unidentified: None,
+            earlier_starts: 0,
             reborn: false,
             alarm: None,
             history: self.memory.history.get(&id).map(|history| history.records.clone()).unwrap_or_default(),
@@ -393,8 +395,24 @@ impl Registry {
     /// Nothing of a burst is sent any more, however it ended. A gauge that trails may go on showing it: it may have begun and ended between
     /// two readings.
     pub fn burst_ended(&mut self, id: &str) {
-        if let Some(burst) = self.endpoints.get_mut(id).and_then(|endpoint| endpoint.burst.take()) {
-            self.exchange.probed(id, burst.most.into());
+        let Some(endpoint) = self.endpoints.get_mut(id) else { return };
+        let address = endpoint.address;
+        if let Some(burst) = endpoint.burst.take() {
+            self.probe_was_at(address, burst.most);
+        }
+    }
+
+    /// The requests of the probe that runs at this engine, at whichever of its endpoints (several pools may share one). Cost: a look at each
+    /// endpoint.
+    fn probe_at(&self, address: SocketAddr) -> Option<u32> {
+        let bursts = self.endpoints.values().filter(|endpoint| endpoint.address == address && endpoint.under_burst());
+        bursts.map(|endpoint| endpoint.probe_requests((self.burst, self.sweep_max))).max()
+    }
+
+    /// A probe has ended there.
+    fn probe_was_at(&mut self, address: SocketAddr, requests: u32) {
+        for (id, _) in self.endpoints.iter().filter(|(_, endpoint)| endpoint.address == address) {
+            self.exchange.probed(id, requests.into());
         }
     }
 

@@ -126,7 +126,8 @@ impl Registry {
         let Some(endpoint) = self.endpoints.get_mut(id) else { return };
         if std::mem::replace(&mut endpoint.probing_elsewhere, now) && !now {
             let own = endpoint.probe_requests((self.burst, self.sweep_max));
-            self.exchange.probed(id, own.into());
+            let address = endpoint.address;
+            self.probe_was_at(address, own);
         }
     }
 

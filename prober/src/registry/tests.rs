@@ -133,6 +133,50 @@ fn the_requests_of_a_probe_are_nobody_elses() {
     }
 }
 
+#[test]
+fn the_requests_of_a_probe_are_no_others_of_any_pool_at_the_engine() {
+    let config = config::Config::parse("pools: [{name: p, models: [m]}, {name: q, models: [lora]}]").unwrap();
+    let mut registry = Registry::new(&config, Memory::default());
+    add(&mut registry, "b", "args");
+    let (address, written) = {
+        let b = registry.get("b").unwrap();
+        (b.address, config::Endpoint { id: "a".into(), ..b.written.clone() })
+    };
+    registry.register("q", written, address, Origin::Api).unwrap();
+    let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+    burst.take(Step::Begins(Phase::Kept, 16), 0);
+    registry.get_mut("b").unwrap().burst = Some(burst);
+    assert_eq!(outside_after(&mut registry, 16, 500), 0, "while it runs");
+    probed(&mut registry, "b", Some(980.0), 1_000);
+    assert_eq!(outside_after(&mut registry, 16, 1_250), 0, "by a gauge that trails it");
+    assert_eq!(outside_after(&mut registry, 19, 32_000), 19);
+}
+
+#[test]
+fn two_processes_behind_one_address_are_not_a_restart_with_each_scrape() {
+    let mut registry = registry(&["a"]);
+    let mut restarts = |seconds: f64, times: u64| {
+        let told = Signals { started_s: Some(seconds), ..Signals::default() };
+        (0..times).filter(|tick| registry.scraped("a", Ok(told.clone()), *tick).restarted).count()
+    };
+    assert_eq!(restarts(100.0, 1), 1, "the first that is known");
+    assert_eq!((0..50).map(|_| restarts(200.0, 1) + restarts(100.0, 1)).sum::<usize>(), 1);
+    assert_eq!(restarts(200.0, 3), 0);
+    // A clock that was set back, and nobody else there: it is another life after all.
+    assert_eq!((restarts(100.0, 19), restarts(100.0, 5)), (0, 1));
+    assert_eq!(restarts(300.0, 1), 1);
+}
+
+#[test]
+fn an_engine_that_does_not_say_what_it_is_is_an_alarm() {
+    let mut registry = registry(&["a"]);
+    registry.unidentified("a", &EngineError::Http("/v1/models: more than 4 MiB".into()));
+    let alarm = |registry: &Registry| registry.get("a").unwrap().alarm_line();
+    assert!(alarm(&registry).unwrap().ends_with("does not say what it runs: /v1/models: more than 4 MiB"));
+    registry.identified("a", Identity::default(), 1_000, 1);
+    assert_eq!(alarm(&registry), None);
+}
+
 /// Three scrapes of a gauge, and what follows from them for `a`.
 fn outside_after(registry: &mut Registry, running: u64, from_ms: u64) -> u32 {
     for at_ms in [from_ms, from_ms + 250, from_ms + 500] {

@@ -11,7 +11,8 @@
 //! One that has failed is asked again after 1, 2, 4, 5, 5, ... s, and given 5, 10, 20, ... s, never more than
 //! `generate_timeout`: a request that a hung engine has lost must not keep the next one for long. Any proof ends it.
 //!
-//! An engine that declines (4xx, 501) lives, and says nothing of tokens: one of embeddings answers so, and stays healthy. So
+//! An engine that declines (4xx, 501) lives, and says nothing of tokens: one of embeddings answers so, and stays healthy; but not one that
+//! answers 404 and names the model: it does not serve it. So
 //! does one that answers 5xx and was never seen to generate anything. That there is no connection is for the health
 //! checks to say.
 
@@ -31,6 +32,8 @@ pub enum Tried {
     Token,
     /// The engine has answered that it does not generate any here.
     Declined,
+    /// It has answered that it does not serve the model.
+    Unserved(String),
     /// Nothing for so long.
     Nothing(Duration),
     /// An error, or half an answer.
@@ -46,6 +49,7 @@ impl Tried {
         match self {
             Tried::Token => "token",
             Tried::Declined => "declined",
+            Tried::Unserved(_) => "unserved",
             Tried::Nothing(_) => "nothing",
             Tried::Failed(_) => "failed",
             Tried::Unconnected => "unconnected",
@@ -53,9 +57,15 @@ impl Tried {
     }
 }
 
-impl From<EngineError> for Tried {
-    fn from(error: EngineError) -> Self {
+impl Tried {
+    /// What an error says, of a request for `model`.
+    #[must_use]
+    pub fn of(error: EngineError, model: &str) -> Self {
         match error {
+            // vLLM says: The model `m` does not exist. A path that is not there is another 404.
+            EngineError::Status { status: 404, ref message, .. } if names(message, model) => {
+                Tried::Unserved(error.to_string())
+            }
             EngineError::Status { status, .. } if status < 500 || status == 501 => Tried::Declined,
             EngineError::Refused(_) | EngineError::Unreachable(_) => Tried::Unconnected,
             EngineError::Http(_) | EngineError::Status { .. } => Tried::Failed(error.to_string()),
@@ -140,15 +150,14 @@ impl Tokens {
             Tried::Token => self.proven(now_ms),
             Tried::Unconnected => {}
             // What others were generated meanwhile counts as well.
-            Tried::Nothing(_) | Tried::Failed(_) if self.proven_ms.is_some_and(|proven_ms| proven_ms >= since_ms) => {}
+            Tried::Nothing(_) | Tried::Failed(_) | Tried::Unserved(_)
+                if self.proven_ms.is_some_and(|proven_ms| proven_ms >= since_ms) => {}
             Tried::Failed(_) if self.proven_ms.is_none() && self.error.is_none() => self.declined(now_ms),
             Tried::Declined => self.declined(now_ms),
             Tried::Failed(why) => {
-                self.fail(now_ms);
-                if self.error.is_some() || self.failures >= after {
-                    self.error = Some(format!("answers {path}, but generates no token: {why}"));
-                }
+                self.failed(after, || format!("answers {path}, but generates no token: {why}"), now_ms);
             }
+            Tried::Unserved(why) => self.failed(after, || format!("does not serve the model: {why}"), now_ms),
             Tried::Nothing(patience) => {
                 self.fail(now_ms);
                 let patience = humantime::format_duration(patience);
@@ -160,6 +169,13 @@ impl Tokens {
     fn declined(&mut self, now_ms: u64) {
         let Tokens { count, proven_ms, .. } = *self;
         *self = Tokens { count, proven_ms, from_ms: Some(now_ms), ..Tokens::default() };
+    }
+
+    fn failed(&mut self, after: u32, why: impl FnOnce() -> String, now_ms: u64) {
+        self.fail(now_ms);
+        if self.error.is_some() || self.failures >= after {
+            self.error = Some(why());
+        }
     }
 
     fn fail(&mut self, now_ms: u64) {
@@ -179,6 +195,11 @@ impl Tokens {
     pub fn proven_ms(&self) -> Option<u64> {
         self.proven_ms
     }
+}
+
+/// Whether it is said of this name, in quotes: a short name is a part of many words.
+fn names(message: &str, model: &str) -> bool {
+    ['`', '"', '\''].iter().any(|quote| message.contains(&format!("{quote}{model}{quote}")))
 }
 
 fn doubled(first: Duration, times: u32) -> Duration {
@@ -254,21 +275,39 @@ mod tests {
             |status| EngineError::Status { path: "/v1/chat/completions".into(), status, message: String::new() };
         for declines in [400, 401, 404, 422, 429, 501] {
             let mut tokens = watched();
-            tokens.tried(status(declines).into(), 300_000, RULE, 300_010);
+            tokens.tried(Tried::of(status(declines), "m"), 300_000, RULE, 300_010);
             assert!(tokens.error().is_none() && !tokens.due(EVERY, 600_009) && tokens.due(EVERY, 600_010));
         }
         let mut tokens = watched();
         for nth in 1..9 {
-            tokens.tried(status(500).into(), 300_000 * nth, RULE, 300_000 * nth);
+            tokens.tried(Tried::of(status(500), "m"), 300_000 * nth, RULE, 300_000 * nth);
             assert!(tokens.error().is_none(), "never seen to generate");
         }
         tokens.proven(3_000_000);
         for nth in 1..=3 {
             assert!(tokens.error().is_none());
-            tokens.tried(status(500).into(), 3_000_001, RULE, 3_000_000 + nth);
+            tokens.tried(Tried::of(status(500), "m"), 3_000_001, RULE, 3_000_000 + nth);
         }
         assert_eq!(tokens.error(), Some("answers /health, but generates no token: /v1/chat/completions answered 500"));
-        assert_eq!(Tried::from(EngineError::Refused("no".into())), Tried::Unconnected);
+        assert_eq!(Tried::of(EngineError::Refused("no".into()), "m"), Tried::Unconnected);
+    }
+
+    #[test]
+    fn an_engine_that_serves_another_model_is_not_healthy() {
+        let told = |message: &str| {
+            let error = EngineError::Status { path: "/v1".into(), status: 404, message: message.into() };
+            Tried::of(error, "m")
+        };
+        assert_eq!(told("Not Found: no such model or path"), Tried::Declined);
+        let mut tokens = Tokens::default();
+        tokens.begin(0);
+        for nth in 1..=3 {
+            assert!(tokens.error().is_none(), "once may be a start that is under way");
+            tokens.tried(told("The model `m` does not exist."), nth, RULE, nth);
+        }
+        assert!(tokens.error().unwrap().starts_with("does not serve the model: /v1 answered 404"), "{tokens:?}");
+        tokens.tried(Tried::Token, 10_000, RULE, 10_000);
+        assert!(tokens.error().is_none());
     }
 
     #[test]

@@ -115,6 +115,9 @@ impl Registry {
 
     /// One reading of its metrics. The old figures stay when there are no new ones: stale is not full.
     pub fn scraped(&mut self, id: &str, result: Result<Signals, EngineError>, now_ms: u64) -> Seen {
+        let Some(probe_requests) = self.endpoints.get(id).map(|endpoint| self.probe_at(endpoint.address)) else {
+            return Seen::default();
+        };
         let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
         let before = std::mem::take(&mut endpoint.signals);
         let was_healthy = endpoint.health.healthy();
@@ -122,8 +125,9 @@ impl Registry {
         endpoint.signals = match result {
             Ok(signals) => {
                 let fell = before.generated_tokens.zip(signals.generated_tokens).is_some_and(|(was, is)| is < was);
+                let started_s = endpoint.plausible_start(signals.started_s);
                 let happens = |epoch: &mut Epoch| {
-                    epoch.told(signals.started_s);
+                    epoch.told(started_s);
                     if fell {
                         epoch.came_back(now_ms);
                     }
@@ -134,17 +138,14 @@ impl Registry {
                     endpoint.fingerprint = None;
                 }
                 endpoint.health.tokens.counted(signals.generated_tokens, now_ms);
-                match signals.requests() {
+                match (signals.requests(), probe_requests) {
                     // A probe's own requests are nobody else's: an endpoint without a stand-in would be full of them.
-                    Some(_) if endpoint.under_burst() => {
-                        let own = endpoint.probe_requests((self.burst, self.sweep_max));
-                        self.exchange.probed(id, own.into());
-                    }
-                    Some(requests) => {
+                    (Some(_), Some(own)) => self.exchange.probed(id, own.into()),
+                    (Some(requests), None) => {
                         let repeats = before.at_ms.is_some() && signals.may_be_as_old_as(&before);
                         self.exchange.scraped(id, Reading { requests, repeats }, now_ms);
                     }
-                    None => {}
+                    (None, _) => {}
                 }
                 resized = signals.kv_tokens.is_some() && signals.kv_tokens != endpoint.kv_tokens;
                 endpoint.kv_tokens = signals.kv_tokens.or(endpoint.kv_tokens);
@@ -158,10 +159,17 @@ impl Registry {
             }
             Err(error) => Signals { error: Some(error.to_string()), ..before },
         };
-        let moved = read && endpoint.observe();
+        let moved = read && endpoint.observe(probe_requests.is_some());
         let unidentified = endpoint.fingerprint.is_none();
         let verdict = was_healthy != endpoint.health.healthy();
         Seen { verdict, publish: verdict || restarted || resized || moved, restarted, unidentified }
+    }
+
+    /// The engine was asked what it is, and did not answer.
+    pub fn unidentified(&mut self, id: &str, error: &EngineError) {
+        if let Some(endpoint) = self.endpoints.get_mut(id) {
+            endpoint.unidentified = Some(error.to_string());
+        }
     }
 
     /// The engine has said what it is. A kept result for the same (node, model, launch arguments) that is younger than
@@ -174,6 +182,7 @@ impl Registry {
         let Some(pool) = self.endpoints.get(id).map(|endpoint| endpoint.pool.clone()) else { return told };
         let (model, others_known) = (self.served_model(&pool).to_owned(), self.others_known(id, &pool));
         let Some(endpoint) = self.endpoints.get_mut(id) else { return told };
+        endpoint.unidentified = None;
         endpoint.discovered_window = identity.window;
         endpoint.kv_tokens = endpoint.signals.kv_tokens.or(identity.kv_tokens).or(endpoint.kv_tokens);
         let before = endpoint.said.replace(identity.fingerprint.clone());

@@ -6,6 +6,7 @@
 //! commits are in two phases: a bit that has flipped in the newest one is damage then, not a commit that a crash cut off,
 //! which would be undone without a word. Removals are not kept: nobody else could bring the value back.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,6 +78,18 @@ fn is_not_ours(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
+/// Whether somebody has written it, who may want it back: a database has bytes that no text has, however damaged it is.
+fn is_text(path: &Path) -> bool {
+    // Only of a file: a pipe would not end.
+    if !path.is_file() {
+        return false;
+    }
+    let mut head = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(4_096).read_to_end(&mut head));
+    let readable = |byte: &u8| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~' | 0x80..);
+    read.is_ok() && !head.is_empty() && head.iter().all(readable)
+}
+
 impl File {
     /// The store in this file, which is opened by the first load.
     #[must_use]
@@ -87,6 +100,9 @@ impl File {
     /// Opens the file or makes it; one that is damaged is moved aside first.
     fn open(&self) -> Result<Database, StoreError> {
         let failed = |reason: String| StoreError::Open { path: self.path.to_path_buf(), reason };
+        if is_text(&self.path) {
+            return Err(failed("it is a text, which no store ever was: name another file in store.path".into()));
+        }
         match Database::create(&*self.path).and_then(|database| self.verified(database)) {
             Ok(database) => self.not_newer(database),
             // Somebody else has it: moving it away would take it from under them.
