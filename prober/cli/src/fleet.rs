@@ -223,34 +223,12 @@ impl Fleet {
     pub fn endpoint(&self, id: &str) -> Option<&Endpoint> {
         self.endpoints.iter().find(|endpoint| endpoint.id == id)
     }
-
-    /// The pool of an endpoint, when nobody in it takes requests now that this one is drained.
-    #[must_use]
-    pub fn left_without(&self, id: &str) -> Option<&str> {
-        let pool = self.endpoint(id)?.pool.as_str();
-        let serves = |other: &Endpoint| other.pool == pool && other.id != id && other.state == "ready";
-        (!self.endpoints.iter().any(serves)).then_some(pool)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn a_pool_is_left_without_when_nobody_else_in_it_is_ready() {
-        let fleet = |others: [&str; 2]| {
-            Fleet::of(&json!({"endpoints": [
-                {"id": "a", "pool": "p", "state": "draining"}, {"id": "b", "pool": "p", "state": others[0]},
-                {"id": "c", "pool": "q", "state": others[1]},
-            ]}))
-            .unwrap()
-        };
-        assert_eq!(fleet(["ready", "unhealthy"]).left_without("a"), None);
-        assert_eq!(fleet(["unhealthy", "ready"]).left_without("a"), Some("p"));
-        assert_eq!(fleet(["ready", "ready"]).left_without("gone"), None);
-    }
 
     #[test]
     fn a_field_of_another_type_is_named() {

@@ -70,9 +70,6 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         let expected = format!("a file with a token, since api.listen {api_listen} is not on loopback");
         check.0.push(FieldError { field: "api.token_file".into(), stands: Stands::Missing, expected });
     }
-    let xds_listen = raw.xds.listen;
-    let expected = format!("another address than api.listen, {api_listen}");
-    check.that(!clash(api_listen, xds_listen), "xds.listen", xds_listen, expected);
     let store = store(&raw.store, check);
     for (nth, url) in raw.envoy_admin.iter().enumerate() {
         let good = url.strip_prefix("http://").is_some_and(|rest| rest.split('/').next().is_some_and(is_address));
@@ -124,7 +121,7 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
         token_file: raw.api.token_file,
         key_dir: raw.api.key_dir,
         api_tls: raw.api.tls.as_ref().map(Into::into),
-        xds_listen,
+        xds_listen: raw.xds.listen,
         xds_tls: raw.xds.tls.as_ref().map(Into::into),
         wasm: raw.filter.wasm,
         filter,
@@ -476,14 +473,6 @@ impl Endpoint {
         check.that(self.max_in_flight != Some(0), field("max_in_flight"), 0, "a number from 1, or nothing");
         check.0
     }
-}
-
-/// Whether two cannot listen at once. A host that stands for all has each of its own addresses, too.
-fn clash(one: SocketAddr, other: SocketAddr) -> bool {
-    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
-    // `::` takes IPv4 as well, where the system does not say otherwise.
-    let covers = |all: IpAddr, of: IpAddr| all.is_unspecified() && (all.is_ipv6() || of.is_ipv4());
-    one.port() != 0 && one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
 }
 
 /// Whether something can listen there that can be reached from elsewhere by that address alone.

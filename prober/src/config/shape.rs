@@ -33,23 +33,15 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// What stands here, from the least to the most that it may be; empty: none but those of the type.
-    fn expected(&self, least: &str, most: &str) -> String {
-        let range = match (least, most) {
-            ("", "") => None,
-            (least, "") => Some(format!(" from {least}")),
-            ("", most) => Some(format!(" up to {most}")),
-            (least, most) => Some(format!(" from {least} to {most}")),
-        };
+    fn expected(&self) -> String {
         match self {
-            Kind::Count | Kind::Large if range.is_some() => format!("a whole number{}", range.unwrap_or_default()),
-            Kind::Number => format!("a number{}", range.unwrap_or_default()),
             Kind::Text | Kind::OneOf(_) => "text, in quotes where it looks like something else".into(),
             Kind::Duration => "a duration, such as 2s or 6h".into(),
             Kind::Size => "a size, such as 16MiB".into(),
             Kind::Flag => "true or false".into(),
             Kind::Count => "a whole number from 0 to 4294967295".into(),
             Kind::Large => "a whole number from 0".into(),
+            Kind::Number => "a number".into(),
             Kind::Listen => "ip:port".into(),
             Kind::Choices => "a number from 1, or all".into(),
             Kind::Bounds => "[least, most], two numbers".into(),
@@ -109,26 +101,22 @@ pub(super) fn tidy(file: &mut Value) -> Vec<FieldError> {
     if file.is_null() {
         *file = Value::Mapping(Mapping::new());
     }
-    walk(file, &FILE, ("", ""), "", &mut errors);
+    walk(file, &FILE, "", &mut errors);
     errors
 }
 
 /// Whether the value fits now.
-fn walk(value: &mut Value, kind: &Kind, (least, most): (&str, &str), path: &str, errors: &mut Vec<FieldError>) -> bool {
+fn walk(value: &mut Value, kind: &Kind, path: &str, errors: &mut Vec<FieldError>) -> bool {
     if !kind.fits(value) {
         let field = if path.is_empty() { "the file" } else { path };
-        errors.push(FieldError {
-            field: field.into(),
-            stands: Stands::of(value),
-            expected: kind.expected(least, most),
-        });
+        errors.push(FieldError { field: field.into(), stands: Stands::of(value), expected: kind.expected() });
         *value = kind.stand_in();
         return false;
     }
     match (kind, value) {
         (Kind::List(kind), Value::Sequence(elements)) => {
             for (nth, element) in elements.iter_mut().enumerate() {
-                walk(element, kind, ("", ""), &format!("{path}[{nth}]"), errors);
+                walk(element, kind, &format!("{path}[{nth}]"), errors);
             }
         }
         (Kind::Section(fields), Value::Mapping(section)) => tidy_section(section, fields, path, errors),
@@ -147,21 +135,17 @@ fn tidy_section(section: &mut Mapping, fields: &[Field], path: &str, errors: &mu
     section.retain(|key, _| {
         let known = key.as_str().is_some_and(|key| fields.iter().any(|field| field.name == key));
         if !known {
-            let mut expected = format!("one of {}", names(fields));
-            if key.as_str().is_some_and(|key| ["weight", "weights", "pin"].contains(&key)) {
-                expected.push_str("; weights are measured, and `weighbridge pin` sets one by hand");
-            }
+            let expected = format!("one of {}", names(fields));
             let name = key.as_str().map_or_else(|| Stands::of(key).to_string(), str::to_owned);
             errors.push(FieldError { field: place(&name), stands: Stands::Unknown, expected });
         }
         known
     });
-    for Field { name, kind, required, least, most, .. } in fields {
+    for Field { name, kind, required, .. } in fields {
         match section.get_mut(name) {
             // Written without a value: as good as not written.
             None | Some(Value::Null) if *required => {
-                let expected = kind.expected(least, most);
-                errors.push(FieldError { field: place(name), stands: Stands::Missing, expected });
+                errors.push(FieldError { field: place(name), stands: Stands::Missing, expected: kind.expected() });
                 section.insert((*name).into(), kind.stand_in());
             }
             None => {}
@@ -169,7 +153,7 @@ fn tidy_section(section: &mut Mapping, fields: &[Field], path: &str, errors: &mu
                 section.remove(name);
             }
             Some(value) => {
-                let fits = walk(value, kind, (least, most), &place(name), errors);
+                let fits = walk(value, kind, &place(name), errors);
                 if !fits && !required {
                     section.remove(name);
                 }

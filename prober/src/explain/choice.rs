@@ -243,26 +243,15 @@ pub(super) fn others(record: &Record) -> Vec<String> {
         more => passed_over.push(format!("{} more", count(more))),
     }
     if !passed_over.is_empty() {
-        let why = passed_over_because(&record.reason);
+        let why = match record.reason.as_str() {
+            "lower_load" | "tie_heavier" | "tie_chance" => {
+                "could have taken it, and were not among those drawn for comparison (policy.choices)"
+            }
+            _ => "could have taken it",
+        };
         sentences.push(format!("Not {}: {why}.", list(&passed_over)));
     }
     sentences
-}
-
-/// Why an endpoint that could take a request was not compared, as far as the reason for another one tells it.
-fn passed_over_because(reason: &str) -> &'static str {
-    match reason {
-        "lower_load" | "tie_heavier" | "tie_chance" => {
-            "could have taken it, and were not among those drawn for comparison (policy.choices)"
-        }
-        "all_idle" => "could have taken it: idle, too, and no faster",
-        "holder" => "could have taken it, and staying where the prompt's beginning is held came first",
-        "home" => "could have taken it, and the place where such a prompt belongs came first",
-        "granted" => "could have taken it by then, and had not the first slot that came free",
-        "turn" => "could have taken it, and it was another's turn",
-        "chance" => "could have taken it, and chance drew another",
-        _ => "could have taken it; the record does not say why another was picked",
-    }
 }
 
 /// Why an endpoint could not take a request.

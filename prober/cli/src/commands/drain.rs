@@ -11,7 +11,6 @@ use super::probe::Line;
 use crate::args::Drain;
 use crate::client::{ANSWER, Answer, Prober};
 use crate::exit::{Exit, Failure};
-use crate::fleet::Fleet;
 use crate::output::{Output, plain};
 
 /// How often it is looked whether somebody is left.
@@ -22,14 +21,6 @@ pub(super) async fn drain(prober: &Prober, out: Output, drain: &Drain) -> Result
     let deadline_s = drain.deadline.map(whole_seconds);
     let body = json!({"reason": drain.reason, "deadline_s": deadline_s});
     let answer = prober.endpoint(Method::PUT, &drain.id, "/drain", Some(&body), ANSWER).await?;
-    // It is drained, whether the fleet can be read or not.
-    if !out.json
-        && let Ok(document) = prober.get("/v1/fleet").await
-        && let Ok(fleet) = Fleet::of(&document)
-        && let Some(pool) = fleet.left_without(&drain.id)
-    {
-        out.note(&format!("pool {} has no endpoint left that takes requests", plain(pool)));
-    }
     if !drain.wait {
         told(out, &answer, drained);
         return Ok(Exit::Ok);
@@ -74,8 +65,7 @@ fn drained(view: &Value) -> String {
     let drain = view.get("drain").filter(|drain| !drain.is_null());
     let Some(drain) = drain else { return format!("{} is not drained", id(view)) };
     let left = match drain.get("in_flight").and_then(Value::as_u64) {
-        // Right after it began, as a rule.
-        None => "how many requests are left is known when Envoys or the engine have reported".to_owned(),
+        None => "nobody tells how many requests are left".to_owned(),
         Some(0) => "no request is left".to_owned(),
         Some(1) => "1 request is left".to_owned(),
         Some(many) => format!("{many} requests are left"),

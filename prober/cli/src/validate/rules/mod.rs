@@ -89,7 +89,6 @@ pub const RULES: &[Rule] = &[
     routes::BODY_LIMIT,
     routes::CONNECTION_BUFFER,
     routes::UPLOAD,
-    pools::MISSING,
     pools::OVERRIDE,
     pools::HEADER,
     pools::FALLBACK,

@@ -70,22 +70,6 @@ pub(super) const STATIC_NAME: Rule = Rule {
     },
 };
 
-pub(super) const MISSING: Rule = Rule {
-    id: "pool-cluster",
-    severity: Error,
-    trap: "requests for it are answered 503",
-    change: "add a cluster of the pool's name as in envoy/mesh/envoy-snippet.yaml, or dynamic_resources.cds_config as in envoy/envoy.yaml",
-    find: |wiring| {
-        // What is not there may be told.
-        if wiring.fragment || wiring.comes_over("cds") {
-            return Vec::new();
-        }
-        let at = wiring.root.at(&["static_resources", "clusters"]);
-        let missing = wiring.expected.pools.iter().filter(|pool| wiring.cluster(pool).is_none());
-        missing.map(|pool| Hit::new(&at, format!("there is no cluster for the pool {pool:?} of the prober"))).collect()
-    },
-};
-
 pub(super) const OUTLIERS: Rule = Rule {
     id: "outlier-detection",
     severity: Warning,

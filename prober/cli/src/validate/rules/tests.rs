@@ -352,7 +352,7 @@ fn each_trap_is_found_and_nothing_beside_it() {
         found.insert(rule);
     }
     // These take more than one edit, or an order: below.
-    let others = ["filter-order", "snapshot-version", "snapshot-cluster", "listeners-elsewhere", "pool-cluster"];
+    let others = ["filter-order", "snapshot-version", "snapshot-cluster", "listeners-elsewhere"];
     let missing: Vec<_> =
         RULES.iter().map(|rule| rule.id).filter(|id| !found.contains(id) && !others.contains(id)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
@@ -442,20 +442,6 @@ fn a_pool_of_the_prober_must_not_be_static() {
     let expected = Expected { pools: vec!["weighbridge".into(), "qwen-27b-static".into()], ..Expected::default() };
     let findings = check(STANDALONE, &expected).unwrap().findings;
     assert_eq!(findings.iter().map(|finding| finding.rule).collect::<Vec<_>>(), ["static-name"]);
-}
-
-#[test]
-fn each_pool_of_the_prober_has_its_cluster_or_is_told() {
-    let expected = Expected { pools: vec!["qwen-27b".into()], ..Expected::default() };
-    assert!(check(STANDALONE, &expected).unwrap().findings.is_empty(), "clusters come from the prober");
-    let mut alone: Value = serde_yaml_ng::from_str(STANDALONE).unwrap();
-    alone["dynamic_resources"].as_object_mut().unwrap().remove("cds_config");
-    let findings = check(&alone.to_string(), &expected).unwrap().findings;
-    let of_pool = findings.iter().find(|finding| finding.rule == "pool-cluster").unwrap();
-    assert!(of_pool.path == "static_resources.clusters" && of_pool.found.contains("\"qwen-27b\""), "{of_pool:?}");
-    alone["static_resources"]["clusters"][2]["name"] = "qwen-27b".into();
-    let findings = check(&alone.to_string(), &expected).unwrap().findings;
-    assert!(findings.iter().all(|finding| finding.rule != "pool-cluster"), "{findings:?}");
 }
 
 #[test]
