@@ -325,7 +325,11 @@ fn read(yaml: &str) -> Result<(Files, Option<Config>, Vec<FieldError>), serde_ya
         api_tls: raw.api.tls.as_ref().map(Into::into),
         xds_tls: raw.xds.tls.as_ref().map(Into::into),
     };
-    let (config, found) = checked::checked(raw);
+    // Where api.listen is no address, another one stands in for it.
+    let known = !errors.iter().any(|error| is_inside("api.listen", &error.field));
+    let clash = checked::listeners(raw.api.listen, raw.xds.listen).filter(|_| known);
+    let (config, mut found) = checked::checked(raw);
+    found.extend(clash);
     // What only stands in for something wrong may be wrong itself.
     let shape = errors.len();
     for error in found {

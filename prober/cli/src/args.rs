@@ -111,6 +111,7 @@ pub struct Pin {
     #[arg(value_name = "ENDPOINT")]
     pub id: String,
     /// From 0.01 to 100.
+    #[arg(value_parser = weight, allow_negative_numbers = true)]
     pub weight: f64,
     /// Why, for the next person who looks.
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -265,6 +266,12 @@ pub enum Shell {
     Fish,
 }
 
+/// A number that JSON has. The prober says whether it is in its range, which is named here for what is none.
+fn weight(text: &str) -> Result<f64, String> {
+    let weight = text.parse().ok().filter(|weight: &f64| weight.is_finite());
+    weight.ok_or_else(|| "expected a number from 0.01 to 100".to_owned())
+}
+
 fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).ok().filter(|time| !time.is_zero());
     time.ok_or_else(|| "expected a time such as 500ms, 30s or 15m".to_owned())
@@ -309,6 +316,18 @@ mod tests {
             "w drain a --deadline 999ms",
         ] {
             assert_eq!(parse(bad).unwrap_err().exit_code(), 2, "{bad}");
+        }
+        for value in ["heavy", "nan", "inf", "1,5"] {
+            let error = parse(&format!("w pin a {value}")).unwrap_err();
+            let text = error.to_string();
+            assert_eq!(error.exit_code(), 2, "{text}");
+            assert!(text.contains(&format!("'{value}'")) && text.contains("<WEIGHT>"), "{text}");
+            assert!(text.contains("expected a number from 0.01 to 100"), "{text}");
+        }
+        // It is the prober that says what is out of range: -1 is no option.
+        for (value, weight) in [("-1", -1.0), ("-0.5", -0.5), ("1000", 1000.0), ("1 --reason x", 1.0)] {
+            let parsed = parse(&format!("w pin a {value}")).unwrap().command;
+            assert!(matches!(&parsed, Command::Pin(pin) if pin.weight == weight), "{parsed:?}");
         }
         let late = parse("w drain a --deadline 999ms").unwrap_err().to_string();
         assert!(late.contains("999ms") && late.contains("from 1s"), "{late}");

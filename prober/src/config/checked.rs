@@ -137,6 +137,19 @@ fn config(raw: raw::Config, check: &mut Check) -> Option<Config> {
     })
 }
 
+/// Only one of the two can listen there.
+pub(super) fn listeners(api: SocketAddr, xds: SocketAddr) -> Option<FieldError> {
+    // On [::], connections over IPv4 arrive, too.
+    let every = |ip: IpAddr, other: IpAddr| ip.is_unspecified() && (ip.is_ipv6() || other.is_ipv4());
+    let (one, other) = (api.ip().to_canonical(), xds.ip().to_canonical());
+    let clash = api.port() > 0 && api.port() == xds.port();
+    let clash = clash && (one == other || every(one, other) || every(other, one));
+    clash.then(|| {
+        let expected = format!("another address than api.listen ({api}), such as another port");
+        FieldError { field: "xds.listen".into(), stands: Stands::Value(xds.to_string()), expected }
+    })
+}
+
 impl From<&raw::Tls> for Tls {
     fn from(raw: &raw::Tls) -> Self {
         let raw::Tls { cert_file, key_file, client_ca_file } = raw;

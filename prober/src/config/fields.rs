@@ -43,6 +43,41 @@ impl Field {
     const fn but(self, but: &'static str) -> Self {
         Field { but, ..self }
     }
+
+    /// What could stand there instead of something of another type: of a number, its range besides.
+    pub(super) fn expected(&self) -> String {
+        let (number, least, most) = match self.kind {
+            Kind::Count => ("a whole number", "0", "4294967295"),
+            Kind::Large => ("a whole number", "0", ""),
+            Kind::Number => ("a number", "", ""),
+            kind => return kind.expected(),
+        };
+        let or = |limit: &'static str, of_type: &'static str| if limit.is_empty() { of_type } else { limit };
+        let (least, most) = (or(self.least, least), or(self.most, most));
+        let mut expected = number.to_owned();
+        for (word, limit) in [("from", least), ("to", most)] {
+            if !limit.is_empty() {
+                expected += &format!(" {word} {limit}");
+            }
+        }
+        match self.but {
+            "" => expected,
+            or if or.starts_with("or ") => format!("{expected}, {or}"),
+            but => format!("{expected} {but}"),
+        }
+    }
+}
+
+/// What to say to somebody who writes a field that others have, and that is not one here for a reason.
+pub(super) fn hint(path: &str, name: &str) -> Option<&'static str> {
+    let (list, nth) = path.rsplit_once('[')?;
+    let of_an_endpoint = list.ends_with("].endpoints") && nth.ends_with(']');
+    match name {
+        "weight" if of_an_endpoint => Some(
+            "weights are measured, and `weighbridge pin ENDPOINT WEIGHT` sets one by hand (`PUT /v1/endpoints/{id}/pin`)",
+        ),
+        _ => None,
+    }
 }
 
 const TEXT: &Kind = &Kind::Text;
@@ -97,7 +132,7 @@ static API: Kind = Kind::Section(&[
 ]);
 
 static XDS: Kind = Kind::Section(&[
-    field("listen", LISTEN, "Where it listens."),
+    field("listen", LISTEN, "Where it listens; not where `api.listen` does, unless the port is 0."),
     field(
         "tls",
         &TLS,

@@ -4,7 +4,7 @@
 
 use serde_yaml_ng::{Mapping, Value};
 
-use super::fields::{FILE, Field};
+use super::fields::{FILE, Field, hint};
 use super::{FieldError, Stands};
 
 /// A type of value.
@@ -33,7 +33,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn expected(&self) -> String {
+    pub(super) fn expected(&self) -> String {
         match self {
             Kind::Text | Kind::OneOf(_) => "text, in quotes where it looks like something else".into(),
             Kind::Duration => "a duration, such as 2s or 6h".into(),
@@ -101,22 +101,23 @@ pub(super) fn tidy(file: &mut Value) -> Vec<FieldError> {
     if file.is_null() {
         *file = Value::Mapping(Mapping::new());
     }
-    walk(file, &FILE, "", &mut errors);
+    walk(file, &FILE, None, "", &mut errors);
     errors
 }
 
-/// Whether the value fits now.
-fn walk(value: &mut Value, kind: &Kind, path: &str, errors: &mut Vec<FieldError>) -> bool {
+/// Whether the value fits now. `of`: the field that it is the value of; elements of a list have none.
+fn walk(value: &mut Value, kind: &Kind, of: Option<&Field>, path: &str, errors: &mut Vec<FieldError>) -> bool {
     if !kind.fits(value) {
         let field = if path.is_empty() { "the file" } else { path };
-        errors.push(FieldError { field: field.into(), stands: Stands::of(value), expected: kind.expected() });
+        let expected = of.map_or_else(|| kind.expected(), Field::expected);
+        errors.push(FieldError { field: field.into(), stands: Stands::of(value), expected });
         *value = kind.stand_in();
         return false;
     }
     match (kind, value) {
         (Kind::List(kind), Value::Sequence(elements)) => {
             for (nth, element) in elements.iter_mut().enumerate() {
-                walk(element, kind, &format!("{path}[{nth}]"), errors);
+                walk(element, kind, None, &format!("{path}[{nth}]"), errors);
             }
         }
         (Kind::Section(fields), Value::Mapping(section)) => tidy_section(section, fields, path, errors),
@@ -135,17 +136,19 @@ fn tidy_section(section: &mut Mapping, fields: &[Field], path: &str, errors: &mu
     section.retain(|key, _| {
         let known = key.as_str().is_some_and(|key| fields.iter().any(|field| field.name == key));
         if !known {
-            let expected = format!("one of {}", names(fields));
             let name = key.as_str().map_or_else(|| Stands::of(key).to_string(), str::to_owned);
+            let hint = hint(path, &name).map_or_else(String::new, |hint| format!("; {hint}"));
+            let expected = format!("one of {}{hint}", names(fields));
             errors.push(FieldError { field: place(&name), stands: Stands::Unknown, expected });
         }
         known
     });
-    for Field { name, kind, required, .. } in fields {
+    for field in fields {
+        let Field { name, kind, required, .. } = field;
         match section.get_mut(name) {
             // Written without a value: as good as not written.
             None | Some(Value::Null) if *required => {
-                errors.push(FieldError { field: place(name), stands: Stands::Missing, expected: kind.expected() });
+                errors.push(FieldError { field: place(name), stands: Stands::Missing, expected: field.expected() });
                 section.insert((*name).into(), kind.stand_in());
             }
             None => {}
@@ -153,7 +156,7 @@ fn tidy_section(section: &mut Mapping, fields: &[Field], path: &str, errors: &mu
                 section.remove(name);
             }
             Some(value) => {
-                let fits = walk(value, kind, &place(name), errors);
+                let fits = walk(value, kind, Some(field), &place(name), errors);
                 if !fits && !required {
                     section.remove(name);
                 }

@@ -447,3 +447,75 @@ fn the_store_is_a_file_or_a_redis_whose_password_is_never_shown() {
     let both = errors(&with("{path: s.redb, redis: \"redis://redis\"}"));
     assert_eq!(both, ["store.path is \"s.redb\": expected nothing beside store.redis"]);
 }
+
+#[test]
+fn api_and_xds_listen_at_two_places() {
+    let file = |api: &str, xds: &str| {
+        format!(
+            "api: {{listen: \"{api}\", token_file: t}}\nxds: {{listen: \"{xds}\"}}\npools: [{{name: p, models: [m]}}]"
+        )
+    };
+    for (api, xds) in [
+        ("127.0.0.1:7000", "127.0.0.1:7000"),
+        ("0.0.0.0:7000", "127.0.0.1:7000"),
+        ("127.0.0.1:7000", "0.0.0.0:7000"),
+        ("[::]:7000", "127.0.0.1:7000"),
+        ("0.0.0.0:7000", "[::]:7000"),
+        ("[::]:7000", "[::1]:7000"),
+        ("[::ffff:127.0.0.1]:7000", "127.0.0.1:7000"),
+    ] {
+        let expected =
+            format!("xds.listen is \"{xds}\": expected another address than api.listen ({api}), such as another port");
+        assert_eq!(errors(&file(api, xds)), [expected], "{api} {xds}");
+    }
+    for (api, xds) in [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("127.0.0.1:7000", "127.0.0.1:7001"),
+        ("127.0.0.1:7000", "127.0.0.2:7000"),
+        ("0.0.0.0:7000", "[::1]:7000"),
+        ("0.0.0.0:7000", "0.0.0.0:7001"),
+    ] {
+        assert!(Config::parse(&file(api, xds)).is_ok(), "{api} {xds}");
+    }
+    // What is left out counts, too.
+    let found = errors("api: {listen: 127.0.0.1:7071}\npools: [{name: p, models: [m]}]");
+    assert!(found.len() == 1 && found[0].contains("xds.listen is \"127.0.0.1:7071\""), "{found:?}");
+    // The default stands in for what is no address, and is nothing that the file says.
+    let found = errors("api: {listen: here}\nxds: {listen: 127.0.0.1:7070}\npools: [{name: p, models: [m]}]");
+    assert_eq!(found, ["api.listen is \"here\": expected ip:port"]);
+}
+
+#[test]
+fn who_writes_a_weight_is_told_that_it_is_measured() {
+    let pool = |rest: &str| errors(&format!("pools: [{{name: p, models: [m], {rest}}}]"));
+    let hint = "weights are measured, and `weighbridge pin ENDPOINT WEIGHT` sets one by hand";
+    let found = pool("endpoints: [{id: a, address: \"h:1\"}, {id: b, address: \"h:2\", weight: 2}]");
+    let [error] = &found[..] else { panic!("{found:?}") };
+    assert!(error.starts_with("pools[0].endpoints[1].weight is unknown: expected one of id, address, "), "{error}");
+    assert!(error.contains(hint), "{error}");
+    for other in [pool("weight: 2"), pool("endpoints: [{id: a, address: \"h:1\", wieght: 2}]")] {
+        assert!(other.len() == 1 && !other[0].contains(hint), "{other:?}");
+    }
+}
+
+#[test]
+fn a_number_of_the_wrong_kind_is_told_the_range_of_its_field() {
+    let probe = |field: &str, value: &str| {
+        errors(&format!("probe: {{{field}: {value}}}\npools: [{{name: p, models: [m]}}]")).join("\n")
+    };
+    for value in ["-1", "0.5", "many", "99999999999"] {
+        let expected = format!("probe.tokens is \"{value}\": expected a whole number from 1 to 65536");
+        assert_eq!(probe("tokens", value), expected);
+    }
+    for value in ["0", "65537"] {
+        assert_eq!(probe("tokens", value), format!("probe.tokens is \"{value}\": expected 1 to 65536"));
+    }
+    assert_eq!(
+        probe("prefill_tokens", "-1"),
+        "probe.prefill_tokens is \"-1\": expected a whole number from 64 to 131072, or 0"
+    );
+    let affinity = |rest: &str| errors(&format!("pools: [{{name: p, models: [m], affinity: {{{rest}}}}}]")).join("\n");
+    assert!(affinity("prefill_tps: fast").ends_with("expected a number above 0"), "{}", affinity("prefill_tps: fast"));
+    assert!(affinity("max_share: all").ends_with("expected a number from 0 to 1"), "{}", affinity("max_share: all"));
+    assert!(affinity("kv_tokens: -1").ends_with("expected a whole number from 1"), "{}", affinity("kv_tokens: -1"));
+}

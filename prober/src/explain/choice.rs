@@ -231,27 +231,77 @@ pub(super) fn others(record: &Record) -> Vec<String> {
         }
         sentences.push(format!("Not {}: {}.", list(&named), excluded_because(reason)));
     }
-    let passed_over = record
-        .candidates
-        .iter()
-        .filter(|candidate| !excluded(candidate) && !candidate.drawn && Some(&candidate.id) != record.picked.as_ref());
+    let passed_over = record.candidates.iter().filter(|candidate| !excluded(candidate) && !weighed(record, candidate));
     let mut passed_over = ids(passed_over);
     let excluded_unseen: u64 = record.omitted_excluded.values().fold(0, |sum, count| sum.saturating_add(*count));
-    match record.omitted.saturating_sub(excluded_unseen) {
+    let unseen = record.omitted.saturating_sub(excluded_unseen);
+    // The picked one and those that were compared are shown first: where another one is shown, there was room for all of them.
+    let why = if passed_over.is_empty() { unseen_because(record) } else { passed_over_because(record) };
+    match unseen {
         0 => {}
         more if passed_over.is_empty() => passed_over.push(counted(more, "endpoint")),
         more => passed_over.push(format!("{} more", count(more))),
     }
     if !passed_over.is_empty() {
-        let why = match record.reason.as_str() {
-            "lower_load" | "tie_heavier" | "tie_chance" => {
-                "could have taken it, and were not among those drawn for comparison (policy.choices)"
-            }
-            _ => "could have taken it",
-        };
         sentences.push(format!("Not {}: {why}.", list(&passed_over)));
     }
     sentences
+}
+
+/// Whether the choice was between this one and others.
+fn weighed(record: &Record, candidate: &Candidate) -> bool {
+    candidate.drawn || Some(&candidate.id) == record.picked.as_ref()
+}
+
+/// The policy that decided.
+fn decided_by(record: &Record) -> &str {
+    let canary = record.shadow.as_ref().filter(|shadow| shadow.routed);
+    canary.map_or(&record.policy, |canary| &canary.policy)
+}
+
+/// Why not to endpoints that could have taken it, and were not among those compared.
+fn passed_over_because(record: &Record) -> String {
+    let canary = record.shadow.as_ref().is_some_and(|shadow| shadow.routed);
+    let choices = if canary { "policy.canary.choices" } else { "policy.choices" };
+    let undrawn = format!("not among those drawn for comparison ({choices})");
+    let why = match record.reason.as_str() {
+        // It waited: nothing was drawn, whatever is said of its prompt.
+        "granted" => "another slot was given to it, the first to come free that it could use".to_owned(),
+        "holder" if record.queue.is_some() => "the slot that it was given came free elsewhere".to_owned(),
+        "lower_load" | "tie_heavier" | "tie_chance" => format!("were {undrawn}"),
+        "holder" => format!("were {undrawn}, nor the one that was preferred for what it holds of the prompt"),
+        "home" => format!("were {undrawn}, nor where a prompt that begins like this belongs"),
+        "turn" => "it was not their turn".to_owned(),
+        "chance" => "chance fell on another".to_owned(),
+        "panic" | "spill" => match decided_by(record) {
+            "p2c" | "least_pending_tokens" | "least_request" => format!("were {undrawn}"),
+            "round_robin" => "it was not their turn".to_owned(),
+            "random" => "chance fell on another".to_owned(),
+            _ => return unknown(),
+        },
+        _ => return unknown(),
+    };
+    let could = if record.reason == "panic" { "ejected, as all that could serve were" } else { "could have taken it" };
+    format!("{could}, and {why}")
+}
+
+/// The same of endpoints that the record does not show, when all that it shows were compared.
+fn unseen_because(record: &Record) -> String {
+    match (record.reason.as_str(), decided_by(record)) {
+        _ if record.picked.is_none() => unknown(),
+        ("all_idle", _) => "had nothing to do either, and are no faster".to_owned(),
+        ("lower_score" | "tie_heavier" | "tie_chance", "score") => {
+            "were compared too, and scored no lower; this record has no room for them".to_owned()
+        }
+        // Of these, one is drawn, and that is the picked one.
+        ("turn" | "chance" | "granted", _) => passed_over_because(record),
+        _ => "could have taken it; this record has no room for them, and does not say whether they were compared"
+            .to_owned(),
+    }
+}
+
+fn unknown() -> String {
+    "could have taken it; the record does not say why they did not".to_owned()
 }
 
 /// Why an endpoint could not take a request.

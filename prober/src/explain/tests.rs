@@ -69,6 +69,58 @@ fn every_reason_and_every_exclusion_has_words() {
 }
 
 #[test]
+fn why_not_to_those_that_could_have_taken_it_is_what_the_record_knows() {
+    // a was picked, b compared with it, c neither; two more are not shown, or, without c, all of them.
+    let others = |policy: &str, reason: &str, c: bool, more: serde_json::Value| {
+        let candidate =
+            |id: &str, drawn: bool| json!({"id": id, "weight": 1.0, "in_flight": 1, "cap": 2, "drawn": drawn});
+        let mut candidates = vec![candidate("a", true), candidate("b", true)];
+        candidates.extend(c.then(|| candidate("c", false)));
+        let mut record = json!({
+            "pool": "p", "snapshot": 1, "policy": policy, "reason": reason, "picked": "a", "candidates": candidates, "omitted": 2,
+        });
+        record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let record: Record = serde_json::from_value(record).unwrap();
+        super::choice::others(&record).join("\n")
+    };
+    let none = || json!({});
+    let shown = |policy: &str, reason: &str| others(policy, reason, true, none());
+    assert_eq!(
+        shown("p2c", "lower_load"),
+        "Not c and 2 more: could have taken it, and were not among those drawn for comparison (policy.choices)."
+    );
+    let canary = json!({"shadow": {"policy": "least_request", "picked": "a", "routed": true}});
+    assert!(others("p2c", "lower_load", true, canary).contains("(policy.canary.choices)"));
+    assert!(shown("p2c", "holder").ends_with(", nor the one that was preferred for what it holds of the prompt."));
+    let waited = json!({"queue": {"wait_ms": 9}});
+    assert!(others("p2c", "holder", true, waited).ends_with("and the slot that it was given came free elsewhere."));
+    assert!(shown("p2c", "home").ends_with("nor where a prompt that begins like this belongs."));
+    assert!(
+        shown("p2c", "granted")
+            .ends_with("and another slot was given to it, the first to come free that it could use.")
+    );
+    assert!(shown("round_robin", "turn").ends_with("and it was not their turn."));
+    assert!(shown("random", "chance").ends_with("and chance fell on another."));
+    assert!(
+        shown("p2c", "panic")
+            .starts_with("Not c and 2 more: ejected, as all that could serve were, and were not among")
+    );
+    assert!(shown("score", "panic").ends_with("could have taken it; the record does not say why they did not."));
+    assert!(shown("p2c", "whim").ends_with("could have taken it; the record does not say why they did not."));
+
+    // All that are shown were compared, and perhaps not only they.
+    let unseen = |policy: &str, reason: &str| others(policy, reason, false, none());
+    assert_eq!(unseen("p2c", "all_idle"), "Not 2 endpoints: had nothing to do either, and are no faster.");
+    assert_eq!(
+        unseen("score", "lower_score"),
+        "Not 2 endpoints: were compared too, and scored no lower; this record has no room for them."
+    );
+    assert!(unseen("p2c", "lower_load").ends_with("and does not say whether they were compared."));
+    // Nobody is left over whom the record leaves out for another reason.
+    assert!(!others("p2c", "lower_load", false, json!({"omitted_excluded": {"at_cap": 2}})).contains("could"));
+}
+
+#[test]
 fn every_step_leads_to_a_chapter() {
     let page = include_str!("../../../docs/operations.md");
     let headings: Vec<String> = page

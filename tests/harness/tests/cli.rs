@@ -347,6 +347,7 @@ async fn drains(operator: &Operator, prober: &ProberProcess, envoy: &Envoy) {
     assert_eq!(held.endpoint(), "b");
     let late = operator.run("drain b --wait --timeout 30s --deadline 1s --json").await.with(1);
     assert_eq!(late.json()["drain"]["state"], "overdue", "{late:#?}");
+    assert!(late.err.contains("\"last_serving\"") && !done.err.contains("warning"), "{late:#?}");
     let out_of_time = operator.run("drain b --wait --timeout 700ms --deadline 1h").await.with(5);
     assert!(out_of_time.err.contains("b is not empty after 700ms"), "{out_of_time:#?}");
     drop(held);
@@ -391,8 +392,11 @@ async fn refusals(operator: &Operator) {
         let json = operator.run(&format!("{line} --json")).await.with(4);
         assert_eq!(json.error_code(), "no_endpoint");
     }
-    let refused = operator.run("pin a 1000").await.with(4);
-    assert!(refused.err.contains("weight is 1000: expected a number from 0.01 to 100"), "{refused:#?}");
+    for weight in ["1000", "-1", "0"] {
+        let refused = operator.run(&format!("pin a {weight}")).await.with(4);
+        let expected = format!("weight is {weight}: expected a number from 0.01 to 100");
+        assert!(refused.err.contains(&expected), "{refused:#?}");
+    }
     let refused = operator.run("explain --since yesterday").await.with(4);
     assert!(refused.err.contains("since is \"yesterday\""), "{refused:#?}");
     operator.run("pin a much").await.with(2);

@@ -109,8 +109,7 @@ impl<'a> Wiring<'a> {
     pub fn of(root: &'a Value, fragment: bool, expected: &'a Expected) -> Self {
         let root = Place::root(root);
         let managers: Vec<_> = if fragment { of_fragment(&root) } else { of_listeners(&root) };
-        let clusters = root.get("clusters").items();
-        let clusters = if fragment { clusters } else { root.at(&["static_resources", "clusters"]).items() };
+        let clusters = list_of_clusters(&root, fragment).items();
         let routers = managers.iter().flat_map(|manager| manager.filters.iter().filter(|filter| is_router(filter)));
         let mut logs: Vec<_> = routers.flat_map(|router| router.typed().get("upstream_log").items()).collect();
         logs.extend(root.get("upstream_log").items());
@@ -142,6 +141,24 @@ impl<'a> Wiring<'a> {
     #[must_use]
     pub fn cluster(&self, name: &str) -> Option<&Place<'a>> {
         self.clusters.iter().find(|cluster| cluster.get("name").is(name))
+    }
+
+    /// Where clusters stand, or would.
+    #[must_use]
+    pub fn list_of_clusters(&self) -> Place<'a> {
+        list_of_clusters(&self.root, self.fragment)
+    }
+
+    /// Whether a pool of the prober has its cluster here: one of its name, or, where the filter goes by its static snapshot for
+    /// good, the one that this names.
+    #[must_use]
+    pub fn has_cluster_of(&self, pool: &str) -> bool {
+        let is_told = self.managers.iter().any(|manager| manager.filter().get("config_discovery").exists());
+        let named = |(_, told): (_, &Value)| {
+            let of_pool = told.get("name").and_then(Value::as_str) == Some(pool);
+            of_pool && cluster_of(told).is_some_and(|name| self.cluster(name).is_some())
+        };
+        self.cluster(pool).is_some() || (!is_told && self.snapshot_pools().any(named))
     }
 
     /// The clusters of pools: those that a static snapshot or the prober's configuration names, that come from the prober, and that
@@ -234,6 +251,10 @@ pub fn wasm<'a>(filter: &Place<'a>) -> Place<'a> {
 #[must_use]
 pub fn is_router(filter: &Place<'_>) -> bool {
     filter.is_a("router.v3.Router") || filter.get("name").is("envoy.filters.http.router")
+}
+
+fn list_of_clusters<'a>(root: &Place<'a>, fragment: bool) -> Place<'a> {
+    if fragment { root.get("clusters") } else { root.at(&["static_resources", "clusters"]) }
 }
 
 /// The cluster that a pool of a snapshot names.

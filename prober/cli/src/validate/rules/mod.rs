@@ -93,6 +93,7 @@ pub const RULES: &[Rule] = &[
     pools::HEADER,
     pools::FALLBACK,
     pools::STATIC_NAME,
+    pools::MISSING,
     pools::OUTLIERS,
     pools::HEALTH,
     pools::BREAKERS,

@@ -70,6 +70,28 @@ pub(super) const STATIC_NAME: Rule = Rule {
     },
 };
 
+pub(super) const MISSING: Rule = Rule {
+    id: "pool-cluster",
+    severity: Error,
+    trap: "what the filter sends there is answered 503",
+    change: "let the prober tell its clusters, with dynamic_resources.cds_config as in envoy/envoy.yaml, or add a cluster of that \
+             name, made after qwen-27b of envoy/mesh/envoy-snippet.yaml",
+    find: |wiring| {
+        let here = match wiring.fragment {
+            // The clusters of pools stand there or elsewhere, all of them.
+            true => wiring.pools().any(|cluster| cluster.get("type").is("EDS")),
+            false => !wiring.comes_over("cds"),
+        };
+        if !here {
+            return Vec::new();
+        }
+        let at = wiring.list_of_clusters();
+        let missing = wiring.expected.pools.iter().filter(|pool| !wiring.has_cluster_of(pool));
+        let why = if wiring.fragment { "" } else { ", and no CDS (dynamic_resources.cds_config) that could bring one" };
+        missing.map(|pool| Hit::new(&at, format!("pool {pool:?} of the prober has no cluster {pool:?}{why}"))).collect()
+    },
+};
+
 pub(super) const OUTLIERS: Rule = Rule {
     id: "outlier-detection",
     severity: Warning,

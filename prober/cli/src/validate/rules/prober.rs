@@ -113,13 +113,8 @@ pub(super) const API: Rule = Rule {
         if unsaid || wiring.cluster(PROBER_CLUSTER).is_some() {
             return Vec::new();
         }
-        let at = if wiring.fragment {
-            wiring.root.get("clusters")
-        } else {
-            wiring.root.at(&["static_resources", "clusters"])
-        };
         // Where not even the other one is there, nobody has a prober.
         let alone = wiring.cluster(XDS_CLUSTER).is_none() && wiring.services().is_empty();
-        if alone { Vec::new() } else { vec![Hit::new(&at, "no cluster weighbridge-prober")] }
+        if alone { Vec::new() } else { vec![Hit::new(&wiring.list_of_clusters(), "no cluster weighbridge-prober")] }
     },
 };

@@ -352,7 +352,7 @@ fn each_trap_is_found_and_nothing_beside_it() {
         found.insert(rule);
     }
     // These take more than one edit, or an order: below.
-    let others = ["filter-order", "snapshot-version", "snapshot-cluster", "listeners-elsewhere"];
+    let others = ["filter-order", "snapshot-version", "snapshot-cluster", "listeners-elsewhere", "pool-cluster"];
     let missing: Vec<_> =
         RULES.iter().map(|rule| rule.id).filter(|id| !found.contains(id) && !others.contains(id)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
@@ -442,6 +442,49 @@ fn a_pool_of_the_prober_must_not_be_static() {
     let expected = Expected { pools: vec!["weighbridge".into(), "qwen-27b-static".into()], ..Expected::default() };
     let findings = check(STANDALONE, &expected).unwrap().findings;
     assert_eq!(findings.iter().map(|finding| finding.rule).collect::<Vec<_>>(), ["static-name"]);
+}
+
+#[test]
+fn a_pool_of_the_prober_has_a_cluster_or_a_cds_that_may_bring_one() {
+    let expected = Expected { pools: vec!["chat".into(), "code".into()], ..Expected::default() };
+    let missing = |text: &str| {
+        let findings = check(text, &expected).unwrap().findings;
+        let of_rule = findings.into_iter().filter(|finding| finding.rule == "pool-cluster");
+        of_rule.map(|finding| (finding.path, finding.found)).collect::<Vec<_>>()
+    };
+    let file = |edits: &[Edit]| edits.iter().fold(STANDALONE.to_owned(), |text, edit| edit.apply(&text));
+    let no_cds = || Unset("/dynamic_resources/cds_config".into());
+    let named = |name: &str| Set(pool("name"), name.into());
+
+    assert_eq!(missing(STANDALONE), [], "the prober tells them");
+    let somebody = Set("/dynamic_resources/cds_config".into(), json!({"path_config_source": {"path": "cds.yaml"}}));
+    assert_eq!(missing(&file(&[somebody])), [], "somebody tells clusters, and these may be among them");
+    let found = missing(&file(&[no_cds()]));
+    let [(path, chat), (_, code)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(path, "static_resources.clusters");
+    assert!(chat.starts_with("pool \"chat\" of the prober has no cluster \"chat\", and no CDS "), "{chat}");
+    assert!(code.starts_with("pool \"code\" of the prober has no cluster \"code\", and no CDS "), "{code}");
+    let found = missing(&file(&[no_cds(), named("chat")]));
+    assert!(found.len() == 1 && found[0].1.contains("\"code\""), "{found:?}");
+
+    // The static one is the cluster only of a filter that nobody tells of another.
+    let snapshot = json!({"format": 1, "version": 0, "pools": [
+        {"name": "chat", "cluster": "chat-static", "models": ["chat"], "endpoints": []},
+    ]});
+    let with_static =
+        || vec![no_cds(), named("chat-static"), Set(filter("configuration/value"), snapshot.to_string().into())];
+    assert_eq!(missing(&file(&with_static())).len(), 2);
+    let mut document: Value = serde_json::from_str(&file(&with_static())).unwrap();
+    let ours = document.pointer_mut(&manager("http_filters/0")).unwrap();
+    *ours = json!({"name": "weighbridge", "typed_config": ours["config_discovery"]["default_config"]});
+    let found = missing(&document.to_string());
+    assert!(found.len() == 1 && found[0].1.contains("\"code\""), "{found:?}");
+
+    // Parts that have clusters of pools have all of them; where there is none, they are elsewhere.
+    let found = missing(SNIPPET);
+    assert!(found.len() == 2 && found[0].0 == "clusters", "{found:?}");
+    assert!(found[0].1.contains("has no cluster \"chat\": "), "{found:?}");
+    assert_eq!(missing(&Unset("/clusters/2".into()).apply(SNIPPET)), []);
 }
 
 #[test]
