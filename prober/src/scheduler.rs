@@ -84,12 +84,16 @@ async fn next(service: &Service, pool: &str) -> Option<Job> {
     // Nobody can be told of an endpoint that is gone.
     let gone = |demand: &Demand| service.read(|registry| registry.get(&demand.id).is_err());
     drop(service.take_demands(gone));
-    // As whoever asks now is told.
+    // Whoever asks now is refused.
     let down = |demand: &Demand| !demand.force && service.read(|registry| is_down(registry, &demand.id));
     for demand in service.take_demands(down) {
-        service.store.put(vec![Change::remove(Table::Demands, &demand.id)]);
+        // Another one may have forced it, here or at another prober.
+        if service.store.get::<Asked>(Table::Demands, &demand.id).is_some_and(|asked| !asked.force) {
+            service.store.put(vec![Change::remove(Table::Demands, &demand.id)]);
+        }
+        tracing::info!(endpoint = demand.id, "it went down before it was probed: not probed");
         let mut record = ProbeRecord::empty(ProbeKind::Demand, now_ms);
-        record.spoil("the endpoint is unhealthy: it is probed when it is back, or now with force=true");
+        record.spoil("it went down before it was probed: ask again when it is back, or now with force=true");
         // Whoever asked may have left.
         let _ = demand.done.send(record);
     }
@@ -417,7 +421,7 @@ mod tests {
             service.note(|registry| registry.checked("a", refused, &service.config.health, at_ms));
         }
         assert!(next(&service, "p").await.is_some_and(|job| job.force));
-        assert!(plain.try_recv().unwrap().error.unwrap().contains("unhealthy"));
+        assert!(plain.try_recv().unwrap().error.unwrap().contains("went down"));
         assert!(forced.try_recv().is_err(), "it is done at once, whatever its health");
     }
 

@@ -139,7 +139,10 @@ async fn signals(service: &Service, id: &str, address: SocketAddr) {
             && Instant::now() >= ask_from
             && let Err(error) = identify(service, id, address).await
         {
-            ask_from = Instant::now() + ASK_AGAIN;
+            // Nobody there costs nothing, and is to be noticed at once when somebody is.
+            if matches!(error, EngineError::Http(_)) {
+                ask_from = Instant::now() + ASK_AGAIN;
+            }
             service.note(|registry| registry.unidentified(id, &error));
         }
     }
@@ -215,7 +218,13 @@ async fn identify(service: &Service, id: &str, address: SocketAddr) -> Result<()
         remember_epoch(service, id).await;
     }
     if let Some(key) = told.void {
-        service.remember(vec![Change::remove(Table::Results, &key), Change::remove(Table::Last, id)]).await;
+        let changes = [Change::remove(Table::Results, &key), Change::remove(Table::Last, id)];
+        let fence = service.store.fence();
+        let fenced = |change: Change| match fence {
+            Some(fence) => change.fenced(fence),
+            None => change,
+        };
+        service.remember(changes.into_iter().map(fenced).collect()).await;
     }
     Ok(())
 }

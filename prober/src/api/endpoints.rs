@@ -123,6 +123,10 @@ pub(super) async fn register(
     let known_from_file =
         service.read(|registry| registry.get(&id).is_ok_and(|endpoint| matches!(endpoint.origin, Origin::File(_))));
     let _order = service.order.lock().await;
+    let stood = service.read(|registry| {
+        let endpoint = registry.get(&id).ok().filter(|endpoint| endpoint.removal.is_some())?;
+        Some((endpoint.pin.clone(), endpoint.drain.clone()))
+    });
     let registered = service.change(|registry| {
         let origin = match registry.get(&id) {
             // An endpoint of the file that reports in as the file has it.
@@ -135,11 +139,9 @@ pub(super) async fn register(
     let stored = if known_from_file {
         Stored::Now
     } else {
-        let (pin, drain) = service.read(|registry| {
-            registry.get(&id).map_or((None, None), |endpoint| (endpoint.pin.clone(), endpoint.drain.clone()))
-        });
-        let mut changes = vec![Change::put(Table::Registrations, &id, &registration)?];
         // One that was about to go stays as it is, and what is stored of it left when it was removed.
+        let (pin, drain) = stood.unwrap_or_default();
+        let mut changes = vec![Change::put(Table::Registrations, &id, &registration)?];
         changes.extend(pin.map(|pin| Change::put(Table::Pins, &id, &pin)).transpose()?);
         changes.extend(drain.map(|drain| Change::put(Table::Drains, &id, &drain)).transpose()?);
         // Not stored yet is an alarm, and no reason for an engine to register again.
@@ -172,7 +174,7 @@ pub(super) async fn remove(
         EndpointView::one(registry, &id).ok_or(RegistryError::NoEndpoint(id.clone()))
     })?;
     // Whoever registers under this id after a restart is somebody new.
-    let tables = [Table::Registrations, Table::Drains, Table::Pins];
+    let tables = [Table::Registrations, Table::Drains, Table::Pins, Table::Demands];
     service.remember(tables.into_iter().map(|table| Change::remove(table, &id)).collect()).await;
     service.members.notify_one();
     Ok((StatusCode::ACCEPTED, Json(view)))

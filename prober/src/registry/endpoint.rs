@@ -341,7 +341,7 @@ impl Endpoint {
         // That nobody is there is another alarm.
         let unidentified = self.unidentified.as_ref().filter(|_| self.health.healthy());
         let unidentified =
-            unidentified.map(|why| format!("it is not measured: the engine does not say what it runs: {why}"));
+            unidentified.map(|why| format!("it cannot be measured now: the engine does not say what it runs: {why}"));
         [
             (Code::ProbeFailed, self.alarm.clone().or(unidentified)),
             (Code::SweepFailed, sweep),

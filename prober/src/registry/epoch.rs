@@ -58,6 +58,12 @@ impl Epoch {
         }
     }
 
+    /// It is at another address: when the process there has started is not known.
+    pub(super) fn moved(&mut self) {
+        self.started_s = None;
+        self.value = self.value.saturating_add(1);
+    }
+
     /// It was registered with other launch arguments.
     pub(super) fn replaced(&mut self) {
         if self.started_s.is_none() {

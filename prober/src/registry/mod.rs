@@ -314,11 +314,14 @@ impl Registry {
             if known.address != address {
                 // Another machine may be there: it is new until it is seen to be what was measured.
                 known.kept = None;
+                known.epoch.moved();
+                known.earlier_starts = 0;
             }
             known.written = written;
             known.address = address;
             known.fingerprint = None;
             known.said = None;
+            known.unidentified = None;
             known.health = Health::unchecked();
             known.registered = false;
             known.newcomer = others_known;
@@ -402,11 +405,14 @@ impl Registry {
         }
     }
 
-    /// The requests of the probe that runs at this engine, at whichever of its endpoints (several pools may share one). Cost: a look at each
-    /// endpoint.
-    fn probe_at(&self, address: SocketAddr) -> Option<u32> {
-        let bursts = self.endpoints.values().filter(|endpoint| endpoint.address == address && endpoint.under_burst());
-        bursts.map(|endpoint| endpoint.probe_requests((self.burst, self.sweep_max))).max()
+    /// The requests of the probe that runs at the engine of this endpoint, at whichever of its endpoints (several pools may share one). Cost:
+    /// a look at each endpoint.
+    fn probe_at(&self, id: &str, address: SocketAddr) -> Option<u32> {
+        let there = self.endpoints.iter().filter(|(_, endpoint)| endpoint.address == address && endpoint.under_burst());
+        // One that waits until the engine is idle has sent nothing yet, and may wait for long.
+        let sends = |other: &str, endpoint: &Endpoint| other == id || endpoint.burst.is_none_or(|burst| burst.most > 0);
+        let bursts = there.filter(|(other, endpoint)| sends(other, endpoint));
+        bursts.map(|(_, endpoint)| endpoint.probe_requests((self.burst, self.sweep_max))).max()
     }
 
     /// A probe has ended there.
@@ -430,7 +436,8 @@ impl Registry {
         let endpoint = self.endpoints.get_mut(id)?;
         let Some(subject) = subject.agreed(&now) else {
             record.spoil("the engine runs something else now than was measured");
-            return Some(self.ended(id, subject.key.clone(), record, None));
+            // Of nothing that is there.
+            return Some(self.ended(id, None, record, None));
         };
         endpoint.registered = true;
         if subject.key.is_none() {

@@ -59,13 +59,14 @@ impl Registry {
         match news {
             News::Pin(pin) => {
                 put(&mut self.memory.pins, key, pin.clone());
-                if let Some(endpoint) = endpoint {
+                // What is stored of one that is removed goes at once; it keeps it until it is gone, for it may come back.
+                if let Some(endpoint) = endpoint.filter(|endpoint| pin.is_some() || endpoint.removal.is_none()) {
                     endpoint.pin = pin;
                 }
             }
             News::Drain(drain) => {
                 put(&mut self.memory.drains, key, drain.clone());
-                if let Some(endpoint) = endpoint {
+                if let Some(endpoint) = endpoint.filter(|endpoint| drain.is_some() || endpoint.removal.is_none()) {
                     endpoint.set_drain(drain);
                 }
             }

@@ -144,6 +144,8 @@ fn the_requests_of_a_probe_are_no_others_of_any_pool_at_the_engine() {
     };
     registry.register("q", written, address, Origin::Api).unwrap();
     let mut burst = Burst::begin(ProbeKind::Interval, false, 0);
+    registry.get_mut("b").unwrap().burst = Some(burst);
+    assert_eq!(outside_after(&mut registry, 5, 0), 5, "it waits until they are done");
     burst.take(Step::Begins(Phase::Kept, 16), 0);
     registry.get_mut("b").unwrap().burst = Some(burst);
     assert_eq!(outside_after(&mut registry, 16, 500), 0, "while it runs");
@@ -165,6 +167,35 @@ fn two_processes_behind_one_address_are_not_a_restart_with_each_scrape() {
     // A clock that was set back, and nobody else there: it is another life after all.
     assert_eq!((restarts(100.0, 19), restarts(100.0, 5)), (0, 1));
     assert_eq!(restarts(300.0, 1), 1);
+}
+
+#[test]
+fn another_address_is_another_life_whenever_the_process_there_began() {
+    let mut registry = registry(&["a"]);
+    let told = |seconds: f64| Ok(Signals { started_s: Some(seconds), ..Signals::default() });
+    registry.scraped("a", told(200.0), 1);
+    let (subject, before) = (registry.subject("a").unwrap(), registry.get("a").unwrap().epoch.value);
+    let written = registry.get("a").unwrap().written.clone();
+    registry.register("p", written, "10.0.9.9:80".parse().unwrap(), Origin::Api).unwrap();
+    assert_ne!(registry.get("a").unwrap().epoch.value, before);
+    assert!(registry.scraped("a", told(100.0), 2).restarted);
+    // What was measured at the old one is not of this one, though it is called the same.
+    let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Interval, 3) };
+    let told = registry.probed("a", &subject, record, None).unwrap();
+    assert_eq!((told.history.key, told.record.throughput_tps), (None, None));
+}
+
+#[test]
+fn what_is_stored_of_one_that_is_removed_goes_before_it_does() {
+    let mut registry = registry(&["a"]);
+    let pin = Pin { weight: Weight::try_new(7.0).unwrap(), reason: String::new(), at_ms: 1 };
+    registry.learn("a", News::Pin(Some(pin.clone())), 1);
+    registry.get_mut("a").unwrap().remove("removed at another prober", std::time::Duration::from_secs(60), 2);
+    registry.learn("a", News::Pin(None), 2);
+    assert_eq!(registry.get("a").unwrap().pin, Some(pin), "it may register again before it is forgotten");
+    registry.get_mut("a").unwrap().stay();
+    registry.learn("a", News::Pin(None), 3);
+    assert_eq!(registry.get("a").unwrap().pin, None);
 }
 
 #[test]
@@ -278,7 +309,7 @@ fn a_result_counts_only_for_what_was_measured() {
     let record = ProbeRecord { throughput_tps: Some(980.0), ..ProbeRecord::empty(ProbeKind::Registration, 1) };
     let told = registry.probed("a", &before, record, None).unwrap();
     // Whoever asked for it hears that it failed, and other probers do not take it for a probe of what is there now.
-    assert_eq!((told.kept, told.record.throughput_tps, told.history.key), (None, None, before.key));
+    assert_eq!((told.kept, told.record.throughput_tps, told.history.key), (None, None, None));
     assert!(told.record.error.unwrap().contains("something else"));
     assert!(!registry.get("a").unwrap().registered && registry.get("a").unwrap().kept.is_none());
     assert_eq!(registry.probes()[&("p".into(), ProbeKind::Registration, Outcome::Failed)], 1);

@@ -87,6 +87,8 @@ pub struct Tokens {
     tried_ms: u64,
     /// Why no token is to be expected.
     error: Option<String>,
+    /// It does not serve the model: tokens that it counts are of another.
+    unserved: bool,
 }
 
 impl Tokens {
@@ -109,7 +111,7 @@ impl Tokens {
     /// The engine's count, where it tells. One that has fallen is that of another life.
     pub(super) fn counted(&mut self, count: Option<u64>, now_ms: u64) {
         let before = std::mem::replace(&mut self.count, count);
-        if before.zip(count).is_some_and(|(before, count)| count > before) {
+        if !self.unserved && before.zip(count).is_some_and(|(before, count)| count > before) {
             self.proven(now_ms);
         }
     }
@@ -158,7 +160,10 @@ impl Tokens {
                 self.failed(after, || format!("answers {path}, but generates no token: {why}"), now_ms);
             }
             // No accident of the moment: and it answers so fast that it looks idle, and gets more than its share.
-            Tried::Unserved(why) => self.failed(1, || format!("does not serve the model: {why}"), now_ms),
+            Tried::Unserved(why) => {
+                self.failed(1, || format!("does not serve the model: {why}"), now_ms);
+                self.unserved = true;
+            }
             Tried::Nothing(patience) => {
                 self.fail(now_ms);
                 let patience = humantime::format_duration(patience);
@@ -304,8 +309,14 @@ mod tests {
         tokens.begin(0);
         tokens.tried(told("The model `m` does not exist."), 1, RULE, 1);
         assert!(tokens.error().unwrap().starts_with("does not serve the model: /v1 answered 404"), "{tokens:?}");
+        for count in [1, 500] {
+            tokens.counted(Some(count), 5_000);
+            assert!(tokens.error().is_some(), "those are of the model that it serves");
+        }
         tokens.tried(Tried::Token, 10_000, RULE, 10_000);
         assert!(tokens.error().is_none());
+        tokens.counted(Some(900), 20_000);
+        assert_eq!(tokens.proven_ms(), Some(20_000));
     }
 
     #[test]
@@ -323,7 +334,7 @@ mod tests {
         /// Whatever happens: after a proof it is healthy and not due; one that has failed is asked again within the longest
         /// pause; nothing but a try that failed makes it unhealthy.
         #[test]
-        fn it_fails_only_by_tries_and_recovers_by_any_proof(events in prop::collection::vec((0..8u8, 0..20_000u64), 1..60)) {
+        fn it_fails_only_by_tries_and_recovers_by_any_proof(events in prop::collection::vec((0..9u8, 0..20_000u64), 1..60)) {
             let (mut tokens, mut now) = (watched(), 0);
             for (event, passed) in events {
                 now += passed;
@@ -336,12 +347,13 @@ mod tests {
                     4 => tokens.tried(Tried::Failed("no".into()), now.saturating_sub(passed), RULE, now),
                     5 => tokens.tried(Tried::Unconnected, now, RULE, now),
                     6 => tokens.doubt(),
+                    7 => tokens.tried(Tried::Unserved("no".into()), now.saturating_sub(passed), RULE, now),
                     _ => tokens.restarted(now),
                 }
                 if event <= 2 {
                     prop_assert!(tokens.error().is_none() && !tokens.due(EVERY, now));
                 }
-                if !matches!(event, 3 | 4) {
+                if !matches!(event, 3 | 4 | 7) {
                     prop_assert!(failed || tokens.error().is_none());
                 }
                 if tokens.error().is_some() {

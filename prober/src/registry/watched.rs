@@ -115,7 +115,7 @@ impl Registry {
 
     /// One reading of its metrics. The old figures stay when there are no new ones: stale is not full.
     pub fn scraped(&mut self, id: &str, result: Result<Signals, EngineError>, now_ms: u64) -> Seen {
-        let Some(probe_requests) = self.endpoints.get(id).map(|endpoint| self.probe_at(endpoint.address)) else {
+        let Some(probe_requests) = self.endpoints.get(id).map(|endpoint| self.probe_at(id, endpoint.address)) else {
             return Seen::default();
         };
         let Some(endpoint) = self.endpoints.get_mut(id) else { return Seen::default() };
@@ -208,7 +208,8 @@ impl Registry {
         if endpoint.registered && holds {
             return told;
         }
-        if another && same.is_some() {
+        // The one that measures says what is void; what it has measured since may be here before this prober has asked.
+        if another && same.is_some() && !follows {
             // Measured under the arguments that are written, of which some are not true any more.
             self.memory.results.remove(&key);
             self.memory.last.remove(id);

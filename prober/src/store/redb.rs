@@ -78,7 +78,7 @@ fn is_not_ours(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
 }
 
-/// Whether somebody has written it, who may want it back: a database has bytes that no text has, however damaged it is.
+/// Whether somebody has written it, who may want it back: a database has zeros, and one that is damaged is hardly a text.
 fn is_text(path: &Path) -> bool {
     // Only of a file: a pipe would not end.
     if !path.is_file() {
@@ -86,8 +86,14 @@ fn is_text(path: &Path) -> bool {
     }
     let mut head = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(4_096).read_to_end(&mut head));
+    let whole = match std::str::from_utf8(&head) {
+        Ok(_) => head.len(),
+        // Cut within a character.
+        Err(error) if error.error_len().is_none() => error.valid_up_to(),
+        Err(_) => 0,
+    };
     let readable = |byte: &u8| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~' | 0x80..);
-    read.is_ok() && !head.is_empty() && head.iter().all(readable)
+    read.is_ok() && whole > 0 && head.iter().all(readable)
 }
 
 impl File {
